@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 # Where all is installed a demo needs nothing more.
 DEMO_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-demo)
 MAN_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-man)
+DOCS_READY := $(VENV)/.ready-docs
 # So many tests at a time, more than cores as many of them wait; 0 for all in one process.
 WORKERS ?= 3
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
@@ -17,7 +18,7 @@ BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile env_
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
 
-.PHONY: setup demo demo-setup test check lint rewritten bench bench-guard man record-parity clean
+.PHONY: setup demo demo-setup test campaign check lint rewritten bench bench-guard man docs record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
 
@@ -30,15 +31,22 @@ $(VENV)/.ready-demo: pyproject.toml scripts/setup.sh
 $(VENV)/.ready-man: pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh man
 
+$(VENV)/.ready-docs: pyproject.toml scripts/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh docs
+
 demo-setup: $(DEMO_READY)  ## install an environment, then restore it: two starts, stage by stage
 	@$(BIN)/python scripts/demo_setup.py
 
 demo: $(DEMO_READY)  ## train a small model on two ranks, lose one, restart, resume
 	@$(BIN)/python scripts/demo.py
 
-test: setup  ## everything
+test: setup  ## all that CI runs
 	@$(MAKE) --no-print-directory -j2 lint rewritten
 	$(PYTEST)
+
+campaign: setup  ## each case of each test, for an hour and more: daily, and before a release
+	@$(MAKE) --no-print-directory -j2 lint rewritten
+	BOOTSEER_CAMPAIGN=full PYTEST_LIMIT_S=21600 $(PYTEST) --record-durations out/durations.jsonl
 
 check: lint  ## about five minutes, no system package
 	$(PYTEST) -m "not system and not slow"
@@ -66,7 +74,10 @@ bench-guard: setup  ## this code against that of the last tag: launch, restart, 
 	$(BIN)/python -m bench check out/guard.json
 
 man: $(MAN_READY)  ## man pages and completions of shells, in share/
-	@$(BIN)/python -m launcher.manual share
+	@$(BIN)/python -m launcher.cli.completion share
+
+docs: $(DOCS_READY)  ## the site of docs/, in out/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir out/site
 
 record-parity: setup  ## record what torchrun does, the pinned one or TORCH=x, for the parity suite
 	$(BIN)/python -m tests.parity.record $(if $(TORCH),--missing --torch $(TORCH))

@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> Figures:
     for part in chosen:
         note(f"== {part}")
         measure = cast(Callable[[str, str, int], Figures], importlib.import_module(f"bench.ckpt_{part}").measure)
-        with tempfile.TemporaryDirectory(prefix=f"bench-ckpt-{part}-", dir=args.folder) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"bench-ckpt-{part}-", dir=args.folder) as directory:
             try:
-                found = measure(folder, args.size, args.rounds)
+                found = measure(directory, args.size, args.rounds)
             except BootseerError as error:
                 raise BenchError(f"--{part}: {error}") from error
             for name, made in found:

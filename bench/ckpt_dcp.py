@@ -32,10 +32,10 @@ class Job(NamedTuple):
 
 
 def run_job(
-    action: str, path: str, size: str, ranks: int, folder: str, environs: Sequence[Mapping[str, str]] = ()
+    action: str, path: str, size: str, ranks: int, directory: str, environs: Sequence[Mapping[str, str]] = ()
 ) -> Job:
     """Runs the ranks; `environs` are variables for each."""
-    rendezvous = os.path.join(folder, f"rendezvous-{os.urandom(8).hex()}")
+    rendezvous = os.path.join(directory, f"rendezvous-{os.urandom(8).hex()}")
     commands = []
     for rank in range(ranks):
         ours = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "BENCH_RENDEZVOUS": rendezvous}
@@ -50,17 +50,17 @@ def total_bytes(loads: Sequence[Load]) -> int:
     return sum(each.size_bytes for each in loads)
 
 
-def measure(folder: str, size: str, rounds: int) -> Figures:
+def measure(directory: str, size: str, rounds: int) -> Figures:
     """All rounds, as figures."""
-    path = os.path.join(folder, "sharded.dcp")
-    saved = run_job("save", path, size, SAVERS, folder)
+    path = os.path.join(directory, "sharded.dcp")
+    saved = run_job("save", path, size, SAVERS, directory)
     note(f"{SAVERS} ranks saved {saved.size_bytes / MB:.0f} MB in {saved.seconds:.2f} s")
     taken: dict[tuple[str, int], list[Job]] = {(reader, ranks): [] for reader in READERS for ranks in RANKS}
     for number in range(rounds):
         for ranks in order(RANKS, number):
             for reader in order(READERS, number):
                 ckpt_pages.make_cold([path])
-                taken[reader, ranks].append(run_job(reader, path, size, ranks, folder))
+                taken[reader, ranks].append(run_job(reader, path, size, ranks, directory))
             compare([taken[reader, ranks][-1] for reader in READERS], saved if ranks == SAVERS else None)
         told = ", ".join(f"{reader} {ranks}: {jobs[-1].seconds:.2f} s" for (reader, ranks), jobs in taken.items())
         note(f"round {number + 1} of {rounds}: {told}")

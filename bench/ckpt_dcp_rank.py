@@ -69,7 +69,7 @@ def act(action: str, path: str, state: dict[str, Any]) -> None:
     elif action == "torch":
         checkpoint.load(state, storage_reader=checkpoint.FileSystemReader(path))
     else:
-        from bootseer.checkpoint.dcp import BootseerReader
+        from bootseer.checkpoint.dcp.api import BootseerReader
 
         checkpoint.load(state, storage_reader=BootseerReader(path or None))
 
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     if action == "save":
         fill(state, rank)
     elif action != "torch":
-        import bootseer.checkpoint.dcp  # noqa: F401  (not timed)
+        import bootseer.checkpoint.dcp.api  # noqa: F401  (not timed)
     distributed.barrier()
     print("ready", flush=True)
     if not (line := sys.stdin.readline()):

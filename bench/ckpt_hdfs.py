@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from bench.ckpt_run import BOUND, ROOT, Program, make_environ, order, programs, python
 from bench.record import BenchError, Figures, note
-from bootseer.mounts.fuse import check_system
+from bootseer.mounts.fuse.server import check_system
 from bootseer.testing.minihdfs import MiniHdfs, why_not
 from bootseer.testing.minihdfs_net import why_not_capped
 
@@ -75,7 +75,7 @@ class Cluster:
 
     def __init__(self, hdfs: MiniHdfs, folder: str, source: str) -> None:
         self._hdfs = hdfs
-        self._folder = folder
+        self._directory = folder
         self._source = source
 
     def path(self, kind: str, number: int) -> str:
@@ -132,7 +132,7 @@ class Cluster:
         return sorted(ended.stdout.split())
 
     def _command(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        cache = os.path.join(self._folder, "cache")
+        cache = os.path.join(self._directory, "cache")
         environ = make_environ(HADOOP_CONF_DIR=self._hdfs.conf_folder, BOOTSEER_CACHE_DIR=cache)
         return [*self._hdfs.client_prefix, *argv], environ
 
@@ -154,22 +154,22 @@ class Cluster:
     @contextmanager
     def _mounted(self, url: str, way: str, number: int) -> Iterator[str]:
         """A mount of its own for each read: the kernel keeps what was read through one."""
-        folder = os.path.join(self._folder, f"{way}-{number}")
-        os.makedirs(folder)
-        command = self._command(python("bench.ckpt_hdfs_client", "mount", url, folder))
+        directory = os.path.join(self._directory, f"{way}-{number}")
+        os.makedirs(directory)
+        command = self._command(python("bench.ckpt_hdfs_client", "mount", url, directory))
         with programs([command]) as (mount,):
-            wait_mounted(mount, folder)
+            wait_mounted(mount, directory)
             try:
-                yield folder
+                yield directory
             finally:
-                subprocess.run(["umount", folder], capture_output=True)
+                subprocess.run(["umount", directory], capture_output=True)
                 mount.wait(DEADLINE_S)
 
 
-def wait_mounted(mount: Program, folder: str) -> None:
+def wait_mounted(mount: Program, directory: str) -> None:
     """Until the file can be seen."""
     end_s = time.monotonic() + MOUNTED_S
-    while not os.path.exists(os.path.join(folder, FILE)):
+    while not os.path.exists(os.path.join(directory, FILE)):
         if time.monotonic() > end_s or mount.has_ended():
             raise mount.failure("mounts nothing")
         time.sleep(0.02)
@@ -182,7 +182,7 @@ def why_not_stripe() -> str:
     return "fsspec does not know stripe:: (an old installation of bootseer?): pip install -e ."
 
 
-def make_source(folder: str, size: str) -> tuple[str, str, str]:
+def make_source(directory: str, size: str) -> tuple[str, str, str]:
     """A torch.save file; its path, the digest of its bytes, and that of its tensors."""
     import torch
 
@@ -191,21 +191,21 @@ def make_source(folder: str, size: str) -> tuple[str, str, str]:
     torch.manual_seed(0)
     count = SIZES[size] // 4 // 4
     state = {f"weight{number}": torch.randn(count) for number in range(4)}
-    path = os.path.join(folder, FILE)
+    path = os.path.join(directory, FILE)
     torch.save(state, path)
     with open(path, "rb") as file:
         return path, describe([file.read()])[1], describe(state)[1]
 
 
-def measure(folder: str, size: str, rounds: int) -> Figures:
+def measure(directory: str, size: str, rounds: int) -> Figures:
     """Both replications, as figures."""
     if problem := why_not() or why_not_capped() or why_not_stripe():
         raise BenchError(f"--hdfs: {problem}")
     check_system()
-    source, bytes_digest, tensors_digest = make_source(folder, size)
+    source, bytes_digest, tensors_digest = make_source(directory, size)
     figures = Figures()
     for replication in (1, 2):
-        place = os.path.join(folder, f"r{replication}")
+        place = os.path.join(directory, f"r{replication}")
         os.makedirs(place)
         with MiniHdfs(
             place, datanodes=DATANODES, replication=replication, block_bytes=BLOCK_BYTES, rate_mbit=RATE_MBIT

@@ -47,9 +47,18 @@ def write_striped(source: str, target: str) -> Timed:
 
 def write_concat(source: str, target: str) -> Timed:
     """One ordinary HDFS file by our writer: parts at once, then concat."""
-    from bootseer.checkpoint.convert import copy_plain
+    from bootseer import aio
+    from bootseer.checkpoint.convert import opened
+    from bootseer.checkpoint.versions.striped import resolve
+    from bootseer.checkpoint.versions.version_input import inputs_of
+    from bootseer.checkpoint.writing.plain_writer import write_plain as write_parts
 
-    return lambda: copy_plain(source, target)
+    async def copy() -> None:
+        async with opened(source) as (store, path), opened(target) as (goal, name):
+            [(_, file)] = inputs_of(store, await resolve(store, path))
+            await write_parts(goal, name, file)
+
+    return lambda: aio.run_sync(copy())
 
 
 def read_plain(source: str, target: str) -> Timed:
@@ -71,9 +80,9 @@ def read_plain(source: str, target: str) -> Timed:
 
 def read_whole(source: str, target: str) -> Timed:
     """The file `target` of a checkpoint, or a plain file, by our reader: many ranges at once, into memory."""
-    from bootseer.checkpoint.memory import allocate
+    from bootseer.checkpoint.io.memory import allocate
+    from bootseer.checkpoint.io.source import Request
     from bootseer.checkpoint.opening import open_source
-    from bootseer.checkpoint.source import Request
 
     def act() -> list[memoryview]:
         with open_source(source) as opened:

@@ -43,16 +43,16 @@ class Sample(NamedTuple):
         return self.size_bytes / self.seconds
 
 
-def measure(folder: str, size: str, rounds: int) -> Figures:
+def measure(directory: str, size: str, rounds: int) -> Figures:
     """All rounds, as figures."""
-    data = os.path.join(folder, "data")
+    data = os.path.join(directory, "data")
     os.makedirs(data)
     path = make_model(data, size, ["safetensors"])["safetensors"]
-    cache = os.path.join(folder, "cache")
+    cache = os.path.join(directory, "cache")
     taken: dict[str, list[Sample]] = {case: [] for case in CASES}
     sums = Sums()
     sums.check("safetensors", load("safetensors", path).digests)
-    with Server(data, os.path.join(folder, "server")) as server:
+    with Server(data, os.path.join(directory, "server")) as server:
         note(f"served by {server.kind}")
         for number in range(rounds):
             for case in order(CASES, number):
@@ -61,7 +61,7 @@ def measure(folder: str, size: str, rounds: int) -> Figures:
             told = ", ".join(f"{case} {samples[-1].seconds:.2f} s" for case, samples in taken.items())
             note(f"round {number + 1} of {rounds}: {told}")
     figures = to_figures(taken)
-    for name, made in measure_waste(folder, size):
+    for name, made in measure_waste(directory, size):
         figures.add(name, made.unit, made.samples)
     return figures
 
@@ -96,11 +96,11 @@ def run_node(server: Server, path: str, cache: str, sums: Sums) -> Sample:
             return node.load(RANKS)
 
         loads = load_together([loader("arena", "")] * RANKS, begin)
-        keeper_cpu_s = node.cpu_s() - began_cpu_s
+        service_cpu_s = node.cpu_s() - began_cpu_s
         node.end()
     (after,) = server.served_bytes()
     check("node", loads, sums)
-    return Sample(span_s(loads, began_ns), cpu_of_all(loads) + keeper_cpu_s, size, after - before)
+    return Sample(span_s(loads, began_ns), cpu_of_all(loads) + service_cpu_s, size, after - before)
 
 
 def check(case: str, loads: Sequence[Load], sums: Sums) -> None:

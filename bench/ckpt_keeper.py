@@ -1,4 +1,5 @@
-"""A node's keeper as bootrun drives it: `python -m bootseer.checkpoint.keeper`, JSON lines over stdin and stdout.
+"""A node's keeper as bootrun drives it: `python -m bootseer.checkpoint.service.service`, JSON lines over stdin and
+stdout.
 
 A `Node` makes memory ready (start), finds the version (resolve), loads it (load) and gives the variables with
 which its ranks find the arena. CPU time is that of the keeper and all that it started, in nanoseconds from the
@@ -131,7 +132,7 @@ class Node:
 @contextmanager
 def open_node(url: str, cache: str) -> Iterator[Node]:
     """A keeper for a checkpoint; `cache` is where it records what was read."""
-    argv = python("bootseer.checkpoint.keeper")
+    argv = python("bootseer.checkpoint.service.service")
     with programs([(argv, make_environ(BOOTSEER_CACHE_DIR=cache))]) as (program,):
         yield Node(program, url)
 
@@ -170,10 +171,10 @@ def held_bytes(pid: int) -> int:
     """Memory in the memfds of a process and all below it."""
     found: dict[int, int] = {}
     for each in with_descendants([pid]):
-        folder = f"/proc/{each}/fd"
+        directory = f"/proc/{each}/fd"
         try:
-            for name in os.listdir(folder):
-                link = os.path.join(folder, name)
+            for name in os.listdir(directory):
+                link = os.path.join(directory, name)
                 if os.readlink(link).startswith("/memfd:"):
                     about = os.stat(link)
                     found[about.st_ino] = about.st_blocks * 512

@@ -44,7 +44,7 @@ def bootseer() -> Loader:
 
 def bootseer_http() -> Loader:
     """The same over HTTP; what fsspec imports before it is timed, we do as well."""
-    for module in ("aio", "checkpoint.direct", "checkpoint.versions", "storage.http"):
+    for module in ("aio", "checkpoint.io.direct", "checkpoint.versions.striped", "storage.http.store"):
         importlib.import_module(f"bootseer.{module}")
     return bootseer()
 
@@ -58,7 +58,7 @@ def bootseer_pt() -> Loader:
 
 def bootseer_dcp() -> Loader:
     """dcp.load with our reader."""
-    from bootseer.checkpoint.dcp import BootseerReader
+    from bootseer.checkpoint.dcp.api import BootseerReader
 
     return Loader(lambda path: load_dcp(BootseerReader(path)))
 

@@ -49,19 +49,19 @@ class Round(NamedTuple):
         return sum(max(rates.values()) for rates in self.fio) / len(self.fio)
 
 
-def measure(folder: str, size: str, rounds: int) -> Figures:
+def measure(directory: str, size: str, rounds: int) -> Figures:
     """All rounds, as figures."""
     ckpt_fio.check_fio()
-    paths = make_model(folder, size, FILES)
+    paths = make_model(directory, size, FILES)
     sums = Sums()
     for name, kind in LOADERS.items():  # before hours are spent: does each of them load, and the same?
         sums.check(name, load(name, paths[kind]).digests)
     note("all loaders give the same tensors")
-    taken = [take_round(number, paths, sums, os.path.join(folder, "keeper")) for number in range(rounds)]
+    taken = [take_round(number, paths, sums, os.path.join(directory, "service")) for number in range(rounds)]
     return to_figures(taken)
 
 
-def take_round(number: int, paths: dict[str, str], sums: Sums, folder: str) -> Round:
+def take_round(number: int, paths: dict[str, str], sums: Sums, directory: str) -> Round:
     """One round; the loaders' order depends on its number."""
     fio = [ckpt_fio.read_rates(paths["safetensors"])]
     cold: dict[str, Load] = {}
@@ -70,7 +70,7 @@ def take_round(number: int, paths: dict[str, str], sums: Sums, folder: str) -> R
         ckpt_pages.make_cold(paths.values())
         if name == ARENA:
             fill = fill_and_load(
-                paths["safetensors"], folder, lambda: ckpt_pages.make_cold([paths["safetensors"]])
+                paths["safetensors"], directory, lambda: ckpt_pages.make_cold([paths["safetensors"]])
             )
             sums.check(ARENA, fill.load.digests)
         else:

@@ -1,4 +1,4 @@
-"""Makes a model's state as the files that loaders load: `python -m bench.ckpt_model SIZE FOLDER FORMAT...`.
+"""Makes a model's state as the files that loaders load: `python -m bench.ckpt_model SIZE DIRECTORY FORMAT...`.
 
 full: the parameters of GPT-2 medium (transformers' configuration, random weights, float32, 1.42 GB). small: a
 few tensors of several types, for tests. Formats: safetensors, pt (torch.save), dcp (a folder).
@@ -54,10 +54,10 @@ def write(state: dict[str, torch.Tensor], path: str, kind: str) -> None:
 
 def main(argv: list[str]) -> int:
     """Makes and writes it."""
-    size, folder, *kinds = argv
+    size, directory, *kinds = argv
     state = make_state(size)
     for kind in kinds:
-        write(state, os.path.join(folder, FILES[kind]), kind)
+        write(state, os.path.join(directory, FILES[kind]), kind)
     return 0
 
 

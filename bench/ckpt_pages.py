@@ -80,29 +80,29 @@ def list_files(paths: Iterable[str]) -> list[str]:
     found = []
     for path in paths:
         if os.path.isdir(path):
-            found += [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+            found += [os.path.join(directory, name) for directory, _, names in os.walk(path) for name in names]
         else:
             found.append(path)
     return found
 
 
-def check_disk(folder: str, needed_bytes: int) -> None:
+def check_disk(directory: str, needed_bytes: int) -> None:
     """Files of a bench of disks have to be on one, and to fit."""
-    system = file_system(folder)
+    system = file_system(directory)
     if system in MEMORY_SYSTEMS:
-        raise BenchError(f"{folder} is on {system}, which is no disk: name another with --folder")
-    about = os.statvfs(folder)
+        raise BenchError(f"{directory} is on {system}, which is no disk: name another with --folder")
+    about = os.statvfs(directory)
     free_bytes = about.f_bavail * about.f_frsize
     if free_bytes < needed_bytes:
         raise BenchError(
-            f"{folder} has {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} are needed: "
+            f"{directory} has {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} are needed: "
             "name another with --folder"
         )
 
 
-def file_system(folder: str) -> str:
+def file_system(directory: str) -> str:
     """The type of the file system that a folder is on."""
-    device = os.stat(folder).st_dev
+    device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

@@ -244,15 +244,15 @@ def order(names: Sequence[Name], number: int) -> list[Name]:
     return shuffled
 
 
-def make_model(folder: str, size: str, kinds: Iterable[str]) -> dict[str, str]:
+def make_model(directory: str, size: str, kinds: Iterable[str]) -> dict[str, str]:
     """Writes a model's state; the paths by format."""
-    argv = python("bench.ckpt_model", size, folder, *kinds)
+    argv = python("bench.ckpt_model", size, directory, *kinds)
     made = subprocess.run(
         argv, cwd=ROOT, env=make_environ(), capture_output=True, text=True, timeout=2 * DEADLINE_S
     )
     if made.returncode:
         raise BenchError(f"the model's state could not be made:\n{made.stderr[-4000:]}")
-    paths = {kind: os.path.join(folder, FILES[kind]) for kind in kinds}
+    paths = {kind: os.path.join(directory, FILES[kind]) for kind in kinds}
     sizes = ", ".join(f"{os.path.basename(path)}" for path in paths.values())
     note(f"made the state of a model: {sizes}")
     return paths

@@ -1,7 +1,8 @@
 """An HTTP server on the loopback that counts the bytes of the bodies it sends, by port.
 
 nginx (Debian's nginx-light) where it is installed, its access log being the count; else a Python server of our
-own, `python -m bench.ckpt_server FOLDER PORT...`, which says the count itself. Both answer ranges, with an ETag.
+own, `python -m bench.ckpt_server DIRECTORY PORT...`, which says the count itself. Both answer ranges, with an
+ETag.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Server:
         self.kind = "nginx" if shutil.which("nginx") else "python"
         self.ports = free_ports(ports)
         self._data = data
-        self._folder = folder
+        self._directory = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, name: str, port: int = 0) -> str:
@@ -70,12 +71,12 @@ class Server:
         return f"http://127.0.0.1:{self.ports[port]}/{name}"
 
     def __enter__(self) -> Server:
-        os.makedirs(self._folder)
+        os.makedirs(self._directory)
         if self.kind == "nginx":
             listen = " ".join(f"listen 127.0.0.1:{port};" for port in self.ports)
             with open(self._path("nginx.conf"), "w", encoding="utf-8") as file:
-                file.write(NGINX.format(folder=self._folder, listen=listen, data=self._data, mark=MARK))
-            config = ("-c", self._path("nginx.conf"), "-p", self._folder, "-e", self._path("nginx.err"))
+                file.write(NGINX.format(folder=self._directory, listen=listen, data=self._data, mark=MARK))
+            config = ("-c", self._path("nginx.conf"), "-p", self._directory, "-e", self._path("nginx.err"))
             argv = [*BOUND, "nginx", *config]
         else:
             argv = python("bench.ckpt_server", self._data, *map(str, self.ports))
@@ -123,7 +124,7 @@ class Server:
         raise BenchError("nginx did not write its log")
 
     def _path(self, name: str) -> str:
-        return os.path.join(self._folder, name)
+        return os.path.join(self._directory, name)
 
     def _wait_ready(self) -> None:
         assert self._process is not None

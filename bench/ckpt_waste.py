@@ -40,19 +40,19 @@ class Waste(NamedTuple):
         return (self.fetched_bytes - self.read_bytes) / self.fetched_bytes
 
 
-def measure_waste(folder: str, size: str) -> Figures:
+def measure_waste(directory: str, size: str) -> Figures:
     """Both loads, as figures with a sample a node."""
-    data = os.path.join(folder, "waste")
+    data = os.path.join(directory, "waste")
     os.makedirs(data)
-    plain = os.path.join(folder, "sharded.dcp")
-    saved = run_job("save", plain, size, SAVERS, folder)
+    plain = os.path.join(directory, "sharded.dcp")
+    saved = run_job("save", plain, size, SAVERS, directory)
     stripe = [BOOTSEER, "ckpt", "stripe", plain, os.path.join(data, NAME)]
     with programs([(stripe, make_environ())]) as (striper,):
         striper.wait()
-    caches = [os.path.join(folder, f"cache-{number}") for number in range(NODES)]
-    with Server(data, os.path.join(folder, "waste-server"), NODES) as server:
-        first = load_once(server, caches, size, folder, saved.digests)
-        again = load_once(server, caches, size, folder, saved.digests)
+    caches = [os.path.join(directory, f"cache-{number}") for number in range(NODES)]
+    with Server(data, os.path.join(directory, "waste-server"), NODES) as server:
+        first = load_once(server, caches, size, directory, saved.digests)
+        again = load_once(server, caches, size, directory, saved.digests)
     for name, taken in (("first", first), ("by the record", again)):
         told = ", ".join(f"{each.fetched_bytes / MB:.1f}/{each.read_bytes / MB:.1f}" for each in taken)
         note(f"four nodes, {name}: MB fetched/read by node: {told}")
@@ -60,7 +60,7 @@ def measure_waste(folder: str, size: str) -> Figures:
 
 
 def load_once(
-    server: Server, caches: Sequence[str], size: str, folder: str, right: Sequence[dict[str, str]]
+    server: Server, caches: Sequence[str], size: str, directory: str, right: Sequence[dict[str, str]]
 ) -> list[Waste]:
     """All nodes load; each one's count."""
     with ExitStack() as stack:
@@ -72,7 +72,7 @@ def load_once(
             node.resolve()
         before = server.served_bytes()
         environs = [node.load(1, number, NODES) for number, node in enumerate(nodes)]
-        job = run_job("arena", "", size, NODES, folder, environs)
+        job = run_job("arena", "", size, NODES, directory, environs)
         if job.digests != right:
             raise BenchError("four nodes loaded other shards than were saved")
         for node in nodes:

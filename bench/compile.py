@@ -32,7 +32,7 @@ from bench.compile_safe import Safe, try_foreign, try_tampered
 from bench.record import BenchError, Figures, Target, note
 from bootseer import aio
 from bootseer.errors import BootseerError
-from bootseer.trust import KeyFolder
+from bootseer.trust import KeyDirectory
 
 ROUNDS = 7
 MINIMUM_ROUNDS = 7
@@ -83,17 +83,17 @@ def run(args: argparse.Namespace) -> Figures:
     # So that what was started is ended and what was written is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     model, first, second = SIZES[args.size]
-    with tempfile.TemporaryDirectory(prefix="bench-compile-", dir=args.folder) as folder:
-        keys = os.path.join(folder, "keys")
-        KeyFolder(keys).make("bench")
+    with tempfile.TemporaryDirectory(prefix="bench-compile-", dir=args.folder) as directory:
+        keys = os.path.join(directory, "keys")
+        KeyDirectory(keys).make("bench")
         try:
-            trained, built, whole = measure(folder, keys, model, args.rounds)
-            merged, ratios = merge(folder, keys, first, second)
-            store = os.path.join(folder, "merged", "store")
+            trained, built, whole = measure(directory, keys, model, args.rounds)
+            merged, ratios = merge(directory, keys, first, second)
+            store = os.path.join(directory, "merged", "store")
             note("caches of other keys, and caches that were changed")
-            foreign, replayed = try_foreign(os.path.join(folder, "foreign"), store, keys)
-            tampered = try_tampered(os.path.join(folder, "tampered"), store, keys)
-            limited = run_limited(os.path.join(folder, "limit"), keys, args.limit_runs)
+            foreign, replayed = try_foreign(os.path.join(directory, "foreign"), store, keys)
+            tampered = try_tampered(os.path.join(directory, "tampered"), store, keys)
+            limited = run_limited(os.path.join(directory, "limit"), keys, args.limit_runs)
         except BootseerError as error:
             raise BenchError(str(error)) from error
         finally:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> Figures:
 
 
 def measure(
-    folder: str, keys: str, model: Model, rounds: int
+    directory: str, keys: str, model: Model, rounds: int
 ) -> tuple[list[Trained], list[Built], list[Restored]]:
     """All rounds."""
     trained: list[Trained] = []
@@ -115,7 +115,7 @@ def measure(
     whole: list[Restored] = []
     for number in range(rounds):
         for unit in order(UNITS if number < DDP_ROUNDS else UNITS[:2], number):
-            place = os.path.join(folder, f"{unit}-{number}")
+            place = os.path.join(directory, f"{unit}-{number}")
             if unit == "model":
                 found = train(place, keys, model, random.Random(number).uniform(0.2, 0.8), number % 2 == 0)
                 trained.append(found)

@@ -1,4 +1,5 @@
-"""A C++ extension that is built when it is first used, as packages with kernels do: `compile_extension.py FOLDER`.
+"""A C++ extension that is built when it is first used, as packages with kernels do: `compile_extension.py
+DIRECTORY`.
 
 Writes `rank-0.json` into FOLDER: how long until it could be called, and the file that was loaded.
 """

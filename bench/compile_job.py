@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from bench.ckpt_run import BOUND, make_environ
 from bench.record import BenchError
-from bootseer.env.caches import FirstStepCaches
-from bootseer.env.caches_key import KeyedCaches, make_key
-from bootseer.env.caches_merge import LIMIT_BYTES
+from bootseer.env.compile_cache.caches import FirstStepCaches
+from bootseer.env.compile_cache.key import KeyedCaches, make_key
+from bootseer.env.compile_cache.merge import LIMIT_BYTES
 from bootseer.trust import Trust
 
 RANKS = 2
@@ -137,17 +137,17 @@ class Node:
         return out, job
 
 
-def node_environ(folder: str, keys: str) -> dict[str, str]:
+def node_environ(directory: str, keys: str) -> dict[str, str]:
     """Of a user who has nothing but this node's folder."""
     kept = {name: value for name, value in make_environ().items() if not name.startswith(_FRAMEWORKS)}
-    name = os.path.basename(folder)
+    name = os.path.basename(directory)
     return {
         **kept,
-        "BOOTSEER_CACHE": os.path.join(folder, "cache"),
+        "BOOTSEER_CACHE": os.path.join(directory, "cache"),
         "BOOTSEER_KEYS": keys,
         "PYTHONSAFEPATH": "1",  # scripts lie beside modules of the bench, which are not theirs
-        "TMPDIR": os.path.join(folder, "tmp"),
-        "HOME": folder,
+        "TMPDIR": os.path.join(directory, "tmp"),
+        "HOME": directory,
         "LOGNAME": name,
         "USER": name,
         # Where ninja is that extensions are built with.
@@ -155,9 +155,9 @@ def node_environ(folder: str, keys: str) -> dict[str, str]:
     }
 
 
-def read_steps(folder: str, ranks: int) -> Steps:
+def read_steps(directory: str, ranks: int) -> Steps:
     """What the ranks of a job wrote. Raises: BenchError."""
-    found = [read(os.path.join(folder, f"rank-{rank}.json")) for rank in range(ranks)]
+    found = [read(os.path.join(directory, f"rank-{rank}.json")) for rank in range(ranks)]
     return Steps(
         max(each["first_step_s"] for each in found),
         max(each["later_step_s"] for each in found),
@@ -220,11 +220,11 @@ def _log(path: str) -> str:
         return "it has no log"
 
 
-def files_of(folder: str) -> dict[str, int]:
+def files_of(directory: str) -> dict[str, int]:
     """Regular files below a folder, by path in it, and their bytes."""
     found = {}
-    for above, _, names in os.walk(folder):
+    for above, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(above, name)
-            found[os.path.relpath(path, folder)] = os.lstat(path).st_size
+            found[os.path.relpath(path, directory)] = os.lstat(path).st_size
     return found

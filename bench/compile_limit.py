@@ -10,7 +10,7 @@ from bench.record import BenchError, note
 
 LIMIT_RUNS = 50
 _MODELS = 4  # that have room at once
-_LEAST_WIDTH = 8
+_MIN_WIDTH = 8
 
 
 class Limited(NamedTuple):
@@ -23,16 +23,16 @@ class Limited(NamedTuple):
     evicted: int  # files
 
 
-def run_limited(folder: str, keys: str, runs: int) -> Limited:
+def run_limited(directory: str, keys: str, runs: int) -> Limited:
     """Trains `runs` models, each another one. Raises: BenchError, also when the limit was never reached."""
-    store, place = os.path.join(folder, "store"), os.path.join(folder, "ada")
+    store, place = os.path.join(directory, "store"), os.path.join(directory, "ada")
     limit_bytes, store_share, node_share, evicted = 0, 0.0, 0.0, 0
     for number in range(runs):
         node = Node(place, store, keys, limit_bytes=limit_bytes)
         try:
             node.seed()
             seeded = size_of(node)
-            found = node.train_alone(Model(0, _LEAST_WIDTH + number))
+            found = node.train_alone(Model(0, _MIN_WIDTH + number))
             if not found.misses:
                 raise BenchError(f"model {number} is none of its own: nothing was compiled")
             done = node.caches.capture()
@@ -48,7 +48,7 @@ def run_limited(folder: str, keys: str, runs: int) -> Limited:
         if number % 10 == 9:
             note(f"limit: {number + 1} models of {runs}, {store_share:.2f} of the limit, {evicted} files went")
     check_reached(runs, evicted)
-    check_last(os.path.join(folder, "bob"), store, keys, Model(0, _LEAST_WIDTH + runs - 1))
+    check_last(os.path.join(directory, "bob"), store, keys, Model(0, _MIN_WIDTH + runs - 1))
     return Limited(runs, limit_bytes, store_share, node_share, evicted)
 
 

@@ -124,14 +124,14 @@ def train_and_restore(place: str, keys: str, model: Model) -> Restored:
 
 def build(place: str, keys: str) -> Built:
     """The extension on one node, and on another one that has the same paths: there alone it may be used again."""
-    store, folder = os.path.join(place, "store"), os.path.join(place, "ada")
-    first = Node(folder, store, keys)
+    store, directory = os.path.join(place, "store"), os.path.join(place, "ada")
+    first = Node(directory, store, keys)
     first.seed()
     cold = first.build_extension()
     first.capture()
     first.close()
-    shutil.rmtree(folder)
-    second = Node(folder, store, keys)
+    shutil.rmtree(directory)
+    second = Node(directory, store, keys)
     seed_s = second.seed()
     restored = second.build_extension()
     second.close()
@@ -139,9 +139,9 @@ def build(place: str, keys: str) -> Built:
     return Built(cold["took_s"], restored["took_s"], seed_s, is_rebuilt)
 
 
-def merge(folder: str, keys: str, first: Model, second: Model) -> tuple[list[int], list[float]]:
+def merge(directory: str, keys: str, first: Model, second: Model) -> tuple[list[int], list[float]]:
     """Two jobs that knew nothing of each other, then both on one fresh node: misses, and cold over restored."""
-    place = os.path.join(folder, "merged")
+    place = os.path.join(directory, "merged")
     store = os.path.join(place, "store")
     nodes = [Node(os.path.join(place, name), store, keys) for name in ("ada", "bob")]
     cold = []

@@ -18,8 +18,8 @@ import msgspec
 from bench.compile_job import Node, files_of
 from bench.image_remote import Remote
 from bench.record import BenchError
-from bootseer.env.caches_document import PAYLOAD_TYPE, number_of
-from bootseer.env.caches_key import CachesDocument, key_of
+from bootseer.env.compile_cache.document import PAYLOAD_TYPE, number_of
+from bootseer.env.compile_cache.key import CachesDocument, key_of
 from bootseer.trust import SigningKey, seal
 from bootseer.trust.dsse import parse
 
@@ -49,31 +49,31 @@ def other_documents(document: CachesDocument) -> Iterator[tuple[str, CachesDocum
     yield "salt", changed(salt="other")
 
 
-def try_foreign(folder: str, store: str, keys: str) -> tuple[dict[str, int], dict[str, int]]:
+def try_foreign(directory: str, store: str, keys: str) -> tuple[dict[str, int], dict[str, int]]:
     """Files that nodes of other kinds loaded: from the store as it is, and when ours lie under their key."""
-    own = Node(os.path.join(folder, "own"), store, keys)
+    own = Node(os.path.join(directory, "own"), store, keys)
     own.seed()
     count, key, document = len(digests_of(own)), own.keyed.key, own.keyed.document
     own.close()
     if not count:
         raise BenchError("with the right key nothing was loaded, either")
-    copy = os.path.join(folder, "store")
+    copy = os.path.join(directory, "store")
     shutil.copytree(store, copy)
     foreign, replayed = {}, {}
     for number, (name, other) in enumerate(other_documents(document)):
         other_key = key_of(other)
         if other_key == key:
             raise BenchError(f"{name}: has the same key")
-        foreign[name] = _loaded(os.path.join(folder, f"a{number}"), store, keys, other_key)
+        foreign[name] = _loaded(os.path.join(directory, f"a{number}"), store, keys, other_key)
         shutil.copytree(os.path.join(copy, "caches", key), os.path.join(copy, "caches", other_key))
-        replayed[name] = _loaded(os.path.join(folder, f"b{number}"), copy, keys, other_key)
+        replayed[name] = _loaded(os.path.join(directory, f"b{number}"), copy, keys, other_key)
         shutil.rmtree(os.path.join(copy, "caches", other_key))
     return foreign, replayed
 
 
-def try_tampered(folder: str, store: str, keys: str) -> Safe:
+def try_tampered(directory: str, store: str, keys: str) -> Safe:
     """Changes each file of a store, one at a time; it is served by a web server, which is nobody's own place."""
-    data = os.path.join(folder, "data")
+    data = os.path.join(directory, "data")
     shutil.copytree(store, os.path.join(data, "store"))
     (key,) = os.listdir(os.path.join(data, "store", "caches"))
     caches = os.path.join(data, "store", "caches", key)
@@ -82,11 +82,11 @@ def try_tampered(folder: str, store: str, keys: str) -> Safe:
     for name in generations[:-1]:
         os.remove(os.path.join(caches, name))
     wrong: dict[str, int] = {}
-    with Remote(data, os.path.join(folder, "remote.log")) as remote:
+    with Remote(data, os.path.join(directory, "remote.log")) as remote:
         nodes = iter(range(1 << 20))
 
         def load() -> dict[str, str]:
-            node = Node(os.path.join(folder, f"node{next(nodes)}"), remote.url("store"), keys)
+            node = Node(os.path.join(directory, f"node{next(nodes)}"), remote.url("store"), keys)
             try:
                 node.seed()
                 return digests_of(node)
@@ -147,11 +147,11 @@ def digests_of(node: Node) -> dict[str, str]:
     return found
 
 
-def _loaded(folder: str, store: str, keys: str, key: str) -> int:
-    node = Node(folder, store, keys, key=key)
+def _loaded(directory: str, store: str, keys: str, key: str) -> int:
+    node = Node(directory, store, keys, key=key)
     try:
         node.seed()
         return len(digests_of(node))
     finally:
         node.close()
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)

@@ -40,12 +40,12 @@ TARGETS = {
 }
 _DISK_PER_WHEEL_BYTE = 18  # three nodes with an environment each, or uv's cache beside two
 _KEPT_PER_WHEEL_BYTE = 9  # the wheels, the reference, two archives, the store
-_LEAST_DISK_BYTES = 512 << 20
+_MIN_DISK_BYTES = 512 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this bench."""
-    parser.add_argument("--wheels", default="", metavar="FOLDER", help="these wheels, and no download")
+    parser.add_argument("--wheels", default="", metavar="DIRECTORY", help="these wheels, and no download")
     parser.add_argument("--way", choices=WAYS, action="append", help="only this way (may be repeated)")
     parser.add_argument("--folder", default="", help="where all lies, on a real disk (default: the cache's)")
 
@@ -58,18 +58,18 @@ def run(args: argparse.Namespace) -> Figures:
         raise BenchError(f"not installed here: {', '.join(missing)}")
     # So that on SIGTERM, too, what was mounted and started is ended and what was written is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    above = os.path.abspath(args.folder) if args.folder else default_folder()
-    folder = os.path.join(above, "own" if args.wheels else "packages")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    wheels = get_wheels(folder, os.path.abspath(args.wheels) if args.wheels else "")
-    disk_bytes = max(_LEAST_DISK_BYTES, _DISK_PER_WHEEL_BYTE * wheels.size)
-    check_disk(folder, disk_bytes + max(0, _KEPT_PER_WHEEL_BYTE * wheels.size - kept_bytes(folder)))
-    disk = Disk(folder, disk_bytes)
+    above = os.path.abspath(args.folder) if args.folder else default_directory()
+    directory = os.path.join(above, "own" if args.wheels else "packages")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    wheels = get_wheels(directory, os.path.abspath(args.wheels) if args.wheels else "")
+    disk_bytes = max(_MIN_DISK_BYTES, _DISK_PER_WHEEL_BYTE * wheels.size)
+    check_disk(directory, disk_bytes + max(0, _KEPT_PER_WHEEL_BYTE * wheels.size - kept_bytes(directory)))
+    disk = Disk(directory, disk_bytes)
     try:
-        kept = prepare(folder, wheels, disk)
+        kept = prepare(directory, wheels, disk)
         note(f"{len(wheels.names)} packages, {kept.files} files, {kept.size / 1e9:.2f} GB")
         with (
-            tempfile.TemporaryDirectory(prefix="remote-", dir=folder) as logs,
+            tempfile.TemporaryDirectory(prefix="remote-", dir=directory) as logs,
             Remote(kept.data, os.path.join(logs, "log")) as remote,
         ):
             bench = Bench(kept, disk, remote, uv)
@@ -98,7 +98,7 @@ def measure(bench: Bench, ways: Sequence[str], rounds: int) -> tuple[dict[str, l
     return taken, links
 
 
-def default_folder() -> str:
+def default_directory() -> str:
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(above, "bootseer-bench", "env")
 

@@ -32,11 +32,11 @@ from bench.env_node import find_snapshot, key_of, open_env_store
 from bench.env_packages import Wheels, clean_environ
 from bench.record import BenchError, note
 from bootseer import aio
-from bootseer.env.capture import Capture
-from bootseer.env.document import encode
-from bootseer.env.lease import Cannot
-from bootseer.env.snapshot import Snapshot
-from bootseer.trust import KeyFolder, Trust
+from bootseer.env.capture.capture import Capture
+from bootseer.env.key.document import encode
+from bootseer.env.store.lease import LeaseUnavailable
+from bootseer.env.store.snapshot import Snapshot
+from bootseer.trust import KeyDirectory, Trust
 
 INSTALL_S = 3600.0
 TARGET = ("env", "venv")  # on the disk
@@ -62,11 +62,11 @@ class Kept(NamedTuple):
     facts: dict[str, float]  # seconds of setup, end and build
 
 
-def prepare(folder: str, wheels: Wheels, disk: Disk) -> Kept:
+def prepare(directory: str, wheels: Wheels, disk: Disk) -> Kept:
     """Makes what is not there yet. Raises: BenchError."""
     target = target_of(disk)
-    data, keys = os.path.join(folder, "data"), os.path.join(folder, "keys")
-    reference, stamp_path = os.path.join(folder, "reference"), os.path.join(folder, "built.json")
+    data, keys = os.path.join(directory, "data"), os.path.join(directory, "keys")
+    reference, stamp_path = os.path.join(directory, "reference"), os.path.join(directory, "built.json")
     stamp = {
         "layout": _LAYOUT,
         "wheels": wheels.names,
@@ -81,7 +81,7 @@ def prepare(folder: str, wheels: Wheels, disk: Disk) -> Kept:
         if os.path.exists(stamp_path):
             os.remove(stamp_path)  # what an interrupted run leaves is not taken for whole
         os.makedirs(os.path.join(data, "store"))
-        facts = _make(folder, wheels, disk, data, keys, reference)
+        facts = _make(directory, wheels, disk, data, keys, reference)
         with open(stamp_path, "w", encoding="utf-8") as file:
             json.dump({"of": stamp, "facts": facts}, file)
     found = _find(data, keys, wheels, target)
@@ -133,10 +133,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float = INST
         raise BenchError(f"{' '.join(argv)}: status {ran.returncode}\n{(ran.stdout + ran.stderr)[-3000:]}")
 
 
-def count(folder: str) -> tuple[int, int]:
+def count(directory: str) -> tuple[int, int]:
     """Regular files of a folder, and their bytes."""
     files = size = 0
-    for above, _, names in os.walk(folder):
+    for above, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(above, name)
             if not os.path.islink(path):
@@ -148,10 +148,10 @@ def source_digest(*packages: ModuleType) -> str:
     """Of the code that makes snapshots."""
     found = hashlib.sha256()
     for package in packages:
-        folder = os.path.dirname(package.__file__ or "")
-        for name in sorted(os.listdir(folder)):
+        directory = os.path.dirname(package.__file__ or "")
+        for name in sorted(os.listdir(directory)):
             if name.endswith(".py"):
-                with open(os.path.join(folder, name), "rb") as file:
+                with open(os.path.join(directory, name), "rb") as file:
                     found.update(file.read())
     return found.hexdigest()
 
@@ -159,11 +159,11 @@ def source_digest(*packages: ModuleType) -> str:
 # ---- making ------------------------------------------------------------------------------------------------
 
 
-def _make(folder: str, wheels: Wheels, disk: Disk, data: str, keys: str, reference: str) -> dict[str, float]:
+def _make(directory: str, wheels: Wheels, disk: Disk, data: str, keys: str, reference: str) -> dict[str, float]:
     target = target_of(disk)
     environ = clean_environ(BOOTSEER_KEYS=keys)
     note(f"installing {len(wheels.names)} packages for the reference and the snapshot")
-    KeyFolder(keys).make("bench")
+    KeyDirectory(keys).make("bench")
     disk.renew()
     os.makedirs(os.path.dirname(target))
     capture = Capture([target], environ, name="bench")
@@ -180,7 +180,7 @@ def _make(folder: str, wheels: Wheels, disk: Disk, data: str, keys: str, referen
     tar = os.path.join(data, "env.tar.zst")
     pack = f'tar -C "$0" -cf - . | zstd -q -{ZSTD_LEVEL} -T0 -o "$1"'
     run(["bash", "-o", "pipefail", "-c", pack, reference, tar], environ)
-    _venv_pack(folder, target, os.path.join(data, "env.tar.gz"), environ)
+    _venv_pack(directory, target, os.path.join(data, "env.tar.gz"), environ)
     return facts
 
 
@@ -213,7 +213,7 @@ def _publish(
             relocatable=True,
         )
         done = aio.run_sync(store.publish(snapshot, document, built.tree.index_bytes, signing))
-    if isinstance(done, Cannot) or not done.is_ours:
+    if isinstance(done, LeaseUnavailable) or not done.is_ours:
         raise BenchError(f"the snapshot is not published: {done}")
     if built.facts.left_out:
         raise BenchError(f"the snapshot is not the whole environment: {built.facts.left_out[:3]} are left out")
@@ -227,9 +227,9 @@ def _find(data: str, keys: str, wheels: Wheels, target: str) -> Snapshot:
     return found
 
 
-def _venv_pack(folder: str, target: str, packed: str, environ: Mapping[str, str]) -> None:
+def _venv_pack(directory: str, target: str, packed: str, environ: Mapping[str, str]) -> None:
     """Its archive, if it can be had and takes this environment; else a line says why there is none."""
-    tools = os.path.join(folder, "tools")
+    tools = os.path.join(directory, "tools")
     try:
         if not os.path.isdir(tools):
             words = ["install", "--quiet", "--no-deps", "--target", tools, "venv-pack", "setuptools<81"]

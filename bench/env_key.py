@@ -46,9 +46,11 @@ class Case(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this bench."""
-    parser.add_argument("--tools", default=default_folder(), metavar="FOLDER", help="where installers are kept")
     parser.add_argument(
-        "--place", default="~", metavar="FOLDER", help="where projects lie: no folder for temporaries"
+        "--tools", default=default_directory(), metavar="DIRECTORY", help="where installers are kept"
+    )
+    parser.add_argument(
+        "--place", default="~", metavar="DIRECTORY", help="where projects lie: no folder for temporaries"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="layouts with this in their name")
     parser.add_argument("--change", default="", metavar="TEXT", help="changes with this in their name")
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="name every case, and what is read")
 
 
-def default_folder() -> str:
+def default_directory() -> str:
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(above, "bootseer-bench", "env-key")
 
@@ -70,10 +72,12 @@ def run(args: argparse.Namespace) -> Figures:
     place = os.path.expanduser(args.place)
     for layout in layouts:
         began_s = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="bench-env-key-", dir=place, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="bench-env-key-", dir=place, ignore_cleanup_errors=True
+        ) as directory:
             own: list[Case] = []
             try:
-                own.extend(run_layout(layout, folder, tools, args.change, verbose=args.verbose))
+                own.extend(run_layout(layout, directory, tools, args.change, verbose=args.verbose))
             except BenchError as error:  # of a tool that does not run here; what was tried before is kept
                 note(str(error))
                 own.append(Case(layout.name, "set-up", CHANGED, str(error).partition("\n")[0], 0.0))
@@ -96,10 +100,10 @@ def all_layouts() -> list[Layout]:
 
 
 def run_layout(
-    layout: Layout, folder: str, tools: Tools, only: str = "", *, verbose: bool = False
+    layout: Layout, directory: str, tools: Tools, only: str = "", *, verbose: bool = False
 ) -> Iterator[Case]:
     """Raises: BenchError where the user's commands fail, or nothing is found without a change."""
-    project = Project(folder, layout, tools)
+    project = Project(directory, layout, tools)
     project.prepare()
     key = project.snapshot()
     first = project.explain()

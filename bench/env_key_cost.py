@@ -22,9 +22,9 @@ from bench.env_key_pip import setuptools_package
 from bench.env_key_project import Layout, Project
 from bench.env_key_tools import PIPS, UV, Tools
 from bench.record import BenchError, Figures, note
-from bootseer.env.keying import make_key
-from bootseer.env.observing import VARIABLE, decide, plan
-from bootseer.env.setup_run import run_setup, setup_environ
+from bootseer.env.key.keying import make_key
+from bootseer.env.service.commands import run_setup, setup_environ
+from bootseer.env.service.observing import VARIABLE, decide, plan
 
 PRIORITY = 5
 # What a training has beside its framework; with what they need more than 30 packages.
@@ -47,9 +47,9 @@ def measure(figures: Figures, tools: Tools, rounds: int, place: str) -> None:
     """Adds the figures. Args: place: where projects lie."""
     tools.prepare([PIPS[-1], UV])
     lock = _get_wheels(tools)
-    with _first(), tempfile.TemporaryDirectory(prefix="bench-env-key-", dir=place) as folder:
+    with _first(), tempfile.TemporaryDirectory(prefix="bench-env-key-", dir=place) as directory:
         for name, layout in _layouts(lock).items():
-            top = os.path.join(folder, name or "pip")
+            top = os.path.join(directory, name or "pip")
             os.mkdir(top)
             project = Project(top, layout, tools)
             project.prepare()
@@ -131,15 +131,15 @@ def _first() -> Iterator[None]:
 
 def _get_wheels(tools: Tools) -> list[str]:
     """The wheels, downloaded once; NAME==VERSION of each."""
-    folder = os.path.join(tools.folder, "wheels")
-    if not os.path.isdir(folder):
+    directory = os.path.join(tools.folder, "wheels")
+    if not os.path.isdir(directory):
         note("downloading wheels")
-        beside = f"{folder}.part"
+        beside = f"{directory}.part"
         shutil.rmtree(beside, ignore_errors=True)
         python = os.path.join(tools.program(PIPS[-1]), "python")
         command = [python, "-m", "pip", "download", "-q", "--only-binary", ":all:", "-d", beside, *WANTED]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BenchError(f"pip download: {done.stderr[-2000:]}")
-        os.rename(beside, folder)
-    return sorted("==".join(name.split("-")[:2]) for name in os.listdir(folder) if name.endswith(".whl"))
+        os.rename(beside, directory)
+    return sorted("==".join(name.split("-")[:2]) for name in os.listdir(directory) if name.endswith(".whl"))

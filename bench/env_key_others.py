@@ -34,16 +34,16 @@ build_editable = build_wheel
 """
 
 
-def package(folder: str, name: str) -> dict[str, str]:
+def package(directory: str, name: str) -> dict[str, str]:
     """With the backend above."""
     return {
-        f"{folder}/pyproject.toml": "[build-system]\nrequires = []\n"
+        f"{directory}/pyproject.toml": "[build-system]\nrequires = []\n"
         'build-backend = "backend"\nbackend-path = ["."]\n'
         f'[project]\nname = "{name}"\nversion = "1.0"\nrequires-python = ">=3.11"\n',
-        f"{folder}/backend.py": BACKEND,
-        f"{folder}/{name}/__init__.py": "V = 1\n",
-        f"{folder}/{name}/build/__init__.py": "B = 1\n",
-        f"{folder}/tests/test_it.py": "def test_it(): pass\n",
+        f"{directory}/backend.py": BACKEND,
+        f"{directory}/{name}/__init__.py": "V = 1\n",
+        f"{directory}/{name}/build/__init__.py": "B = 1\n",
+        f"{directory}/tests/test_it.py": "def test_it(): pass\n",
     }
 
 
@@ -57,10 +57,10 @@ def layouts() -> Iterator[Layout]:
     yield hatch()
 
 
-def poetry(words: str, folder: str) -> Layout:
+def poetry(words: str, directory: str) -> Layout:
     """Path dependencies, groups, and the project itself."""
     is_root = "--no-root" not in words
-    up = "../" * (folder != ".")
+    up = "../" * (directory != ".")
     project = (
         '[tool.poetry]\nname = "app"\nversion = "1.0"\ndescription = ""\nauthors = []\nreadme = "README.md"\n'
         '[tool.poetry.dependencies]\npython = ">=3.11,<3.15"\n'
@@ -71,7 +71,7 @@ def poetry(words: str, folder: str) -> Layout:
         '[build-system]\nrequires = ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
     )
     changed = [
-        edit("the lock", f"{folder}/poetry.lock", "# This file", "#  This file"),
+        edit("the lock", f"{directory}/poetry.lock", "# This file", "#  This file"),
         edit("a module of a path dependency", "libs/liby/liby/__init__.py", "V = 1", "V = 2"),
         edit("its subfolder named build", "libs/liby/liby/build/__init__.py", "B = 1", "B = 2"),
         add("a new module of it", "libs/liby/liby/more.py"),
@@ -80,13 +80,13 @@ def poetry(words: str, folder: str) -> Layout:
         edit("a module outside the project", "../outside/libo/libo/__init__.py", "V = 1", "V = 2"),
         add("a wheel", "wheels/alpha-1.0-py3-none-any.whl", Wheel("alpha", text="V = 2\n")),
         add("a wheel of a group", "wheels/beta-1.0-py3-none-any.whl", Wheel("beta", text="V = 2\n")),
-        edit("pyproject.toml", f"{folder}/pyproject.toml", 'version = "1.0"', 'version = "1.1"'),
-        add("a poetry.toml appears", f"{folder}/poetry.toml", "[installer]\nno-binary = ['beta']\n"),
+        edit("pyproject.toml", f"{directory}/pyproject.toml", 'version = "1.0"', 'version = "1.1"'),
+        add("a poetry.toml appears", f"{directory}/poetry.toml", "[installer]\nno-binary = ['beta']\n"),
         add("settings of the user appear", "~/.config/pypoetry/config.toml", "[installer]\nparallel = false\n"),
         variable("POETRY_INSTALLER_NO_BINARY appears", "POETRY_INSTALLER_NO_BINARY", "beta"),
     ]
     if is_root:
-        changed.append(edit("README.md of the project", f"{folder}/README.md", "long", "longer"))
+        changed.append(edit("README.md of the project", f"{directory}/README.md", "long", "longer"))
     return Layout(
         name=f"{POETRY}: poetry {words}",
         tool=POETRY,
@@ -94,15 +94,15 @@ def poetry(words: str, folder: str) -> Layout:
         files={
             **package("libs/liby", "liby"),
             **package("../outside/libo", "libo"),
-            f"{folder}/pyproject.toml": project,
-            f"{folder}/README.md": "long\n",
-            f"{folder}/app/__init__.py": "V = 1\n",
+            f"{directory}/pyproject.toml": project,
+            f"{directory}/README.md": "long\n",
+            f"{directory}/app/__init__.py": "V = 1\n",
             "train.py": TRAIN,
             **wheels("wheels", *map(Wheel, ("alpha", "beta", "gamma"))),
         },
         environ={"VIRTUAL_ENV": "{target}"},
-        inputs=(folder,) if is_root else (),  # the project is installed in place
-        before=(f"poetry -C {folder} lock",),
+        inputs=(directory,) if is_root else (),  # the project is installed in place
+        before=(f"poetry -C {directory} lock",),
         changed=changed,
         stayed=[
             edit("the training code", "train.py", "trains", "trains longer"),
@@ -118,9 +118,9 @@ def poetry(words: str, folder: str) -> Layout:
     )
 
 
-def pdm(words: str, folder: str) -> Layout:
+def pdm(words: str, directory: str) -> Layout:
     """Path dependencies by URL, groups, a lock."""
-    up = "../" * (folder != ".")
+    up = "../" * (directory != ".")
     project = (
         '[project]\nname = "app"\nversion = "1.0"\nrequires-python = ">=3.11"\n'
         f'dependencies = ["liby @ file:///${{PROJECT_ROOT}}/{up}libs/liby", "alpha",\n'
@@ -137,23 +137,23 @@ def pdm(words: str, folder: str) -> Layout:
         files={
             **package("libs/liby", "liby"),
             **package("../outside/libo", "libo"),
-            f"{folder}/pyproject.toml": project,
-            f"{folder}/README.md": "long\n",
+            f"{directory}/pyproject.toml": project,
+            f"{directory}/README.md": "long\n",
             "train.py": TRAIN,
             **wheels("wheels", *map(Wheel, ("alpha", "beta", "gamma"))),
         },
         environ={"VIRTUAL_ENV": "{target}", "PDM_CHECK_UPDATE": "0"},
-        before=(f"pdm lock -q -p {folder} -G :all",),
+        before=(f"pdm lock -q -p {directory} -G :all",),
         changed=[
-            edit("the lock", f"{folder}/pdm.lock", "# This file", "#  This file"),
+            edit("the lock", f"{directory}/pdm.lock", "# This file", "#  This file"),
             edit("a module of a path dependency", "libs/liby/liby/__init__.py", "V = 1", "V = 2"),
             edit("its subfolder named build", "libs/liby/liby/build/__init__.py", "B = 1", "B = 2"),
             add("a new module of it", "libs/liby/liby/more.py"),
             edit("its build backend", "libs/liby/backend.py", "import os", "import  os"),
             edit("a module outside the project", "../outside/libo/libo/__init__.py", "V = 1", "V = 2"),
             add("a wheel", "wheels/alpha-1.0-py3-none-any.whl", Wheel("alpha", text="V = 2\n")),
-            edit("pyproject.toml", f"{folder}/pyproject.toml", '"beta"', '"beta>=1"'),
-            add("a pdm.toml appears", f"{folder}/pdm.toml", "[install]\ncache = false\n"),
+            edit("pyproject.toml", f"{directory}/pyproject.toml", '"beta"', '"beta>=1"'),
+            add("a pdm.toml appears", f"{directory}/pdm.toml", "[install]\ncache = false\n"),
             add("settings of the user appear", "~/.config/pdm/config.toml", "[install]\nparallel = false\n"),
             variable("PDM_NO_BINARY appears", "PDM_NO_BINARY", "beta"),
         ],

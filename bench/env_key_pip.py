@@ -46,36 +46,36 @@ setup(
 GIT = "git -c user.name=a -c user.email=a@example.org -c init.defaultBranch=main"
 
 
-def setuptools_package(folder: str, name: str = "liby") -> dict[str, str | Wheel | Link]:
+def setuptools_package(directory: str, name: str = "liby") -> dict[str, str | Wheel | Link]:
     """Setup.py and setup.cfg, a version, a text and requirements in files, data, and a subfolder named build."""
     return {
-        f"{folder}/setup.py": SETUP_PY.replace("liby", name),
-        f"{folder}/setup.cfg": "[metadata]\ndescription = file: SUMMARY\n",
-        f"{folder}/SUMMARY": "of the package\n",
-        f"{folder}/VERSION": "1.0\n",
-        f"{folder}/README.md": "long\n",
-        f"{folder}/requirements.txt": "",
-        f"{folder}/{name}/__init__.py": "V = 1\n",
-        f"{folder}/{name}/build/__init__.py": "B = 1\n",
-        f"{folder}/{name}/data/table.json": "{}\n",
-        f"{folder}/tests/test_it.py": "def test_it(): pass\n",
+        f"{directory}/setup.py": SETUP_PY.replace("liby", name),
+        f"{directory}/setup.cfg": "[metadata]\ndescription = file: SUMMARY\n",
+        f"{directory}/SUMMARY": "of the package\n",
+        f"{directory}/VERSION": "1.0\n",
+        f"{directory}/README.md": "long\n",
+        f"{directory}/requirements.txt": "",
+        f"{directory}/{name}/__init__.py": "V = 1\n",
+        f"{directory}/{name}/build/__init__.py": "B = 1\n",
+        f"{directory}/{name}/data/table.json": "{}\n",
+        f"{directory}/tests/test_it.py": "def test_it(): pass\n",
     }
 
 
-def backend_package(folder: str, name: str, requires: str, backend: str, more: str = "") -> dict[str, str]:
+def backend_package(directory: str, name: str, requires: str, backend: str, more: str = "") -> dict[str, str]:
     """A package with a pyproject.toml."""
     return {
-        f"{folder}/pyproject.toml": f'[build-system]\nrequires = ["{requires}"]\nbuild-backend = "{backend}"\n'
+        f"{directory}/pyproject.toml": f'[build-system]\nrequires = ["{requires}"]\nbuild-backend = "{backend}"\n'
         f'[project]\nname = "{name}"\nversion = "1.0"\nreadme = "README.md"\ndescription = "it"\n{more}',
-        f"{folder}/README.md": "long\n",
-        f"{folder}/{name}/__init__.py": '"""It."""\nV = 1\n',
-        f"{folder}/tests/test_it.py": "def test_it(): pass\n",
+        f"{directory}/README.md": "long\n",
+        f"{directory}/{name}/__init__.py": '"""It."""\nV = 1\n',
+        f"{directory}/tests/test_it.py": "def test_it(): pass\n",
     }
 
 
-def repository(folder: str) -> tuple[str, ...]:
+def repository(directory: str) -> tuple[str, ...]:
     """Makes a folder with a package a git repository."""
-    return (f"cd {folder} && {GIT} init -q && git add -A && {GIT} commit -qm one",)
+    return (f"cd {directory} && {GIT} init -q && git add -A && {GIT} commit -qm one",)
 
 
 def layouts() -> Iterator[Layout]:
@@ -408,7 +408,7 @@ def pylock(tool: str) -> Layout:
         tool=tool,
         commands=(f"pip install {OFFLINE} -r pylock.toml", f"pip install {OFFLINE} -r locks/pylock.own.toml"),
         files={
-            "pylock.toml": LOCK_HEAD + LOCKED_FOLDER,
+            "pylock.toml": LOCK_HEAD + LOCKED_DIRECTORY,
             "locks/pylock.own.toml": LOCK_HEAD + LOCKED_WHEEL.replace("own/", "../own/"),
             **setuptools_package("libs/liby"),
             **wheels("own", Wheel("delta")),
@@ -430,7 +430,7 @@ def pylock(tool: str) -> Layout:
 
 
 LOCK_HEAD = 'lock-version = "1.0"\ncreated-by = "own"\n'
-LOCKED_FOLDER = '[[packages]]\nname = "liby"\n[packages.directory]\npath = "libs/liby"\n'
+LOCKED_DIRECTORY = '[[packages]]\nname = "liby"\n[packages.directory]\npath = "libs/liby"\n'
 LOCKED_WHEEL = """\
 [[packages]]
 name = "delta"
@@ -441,7 +441,7 @@ path = "own/delta-1.0-py3-none-any.whl"
 [packages.wheels.hashes]
 sha256 = "SUM"
 """
-PYLOCK = LOCK_HEAD + LOCKED_FOLDER + LOCKED_WHEEL
+PYLOCK = LOCK_HEAD + LOCKED_DIRECTORY + LOCKED_WHEEL
 LOCK_WHEEL = "sed -i s/SUM/$(sha256sum own/delta-1.0-py3-none-any.whl | cut -c-64)/ pylock.toml"
 
 

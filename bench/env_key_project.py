@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from bench.env_key_tools import PIP_TOOLS, PIPS, UV, Tools
 from bench.record import BenchError
-from bootseer.env.commands_look import Explained
-from bootseer.env.commands_look import explain as look
-from bootseer.env.commands_restore import restore_spec
-from bootseer.env.commands_snapshot import SnapshotOptions
-from bootseer.env.commands_snapshot import snapshot as make_snapshot
+from bootseer.env.commands.look import StartExplanation
+from bootseer.env.commands.look import explain as look
+from bootseer.env.commands.restore import restore_spec
+from bootseer.env.commands.snapshot import SnapshotOptions
+from bootseer.env.commands.snapshot import snapshot as make_snapshot
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import BootseerError
 
@@ -55,8 +55,8 @@ class Project:
         self.home = os.path.join(self.top, "home")
         self.target = os.path.join(self.work if layout.is_inside else self.top, layout.target)
         self.store = os.path.join(self.top, "store")
-        for folder in (self.work, self.home, os.path.join(self.top, "tmp")):
-            os.makedirs(folder)
+        for directory in (self.work, self.home, os.path.join(self.top, "tmp")):
+            os.makedirs(directory)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         self.environ = kept | {
             "HOME": self.home,
@@ -182,7 +182,7 @@ class Project:
         if self._pristine:
             self.run(f"cp -a {self._pristine} {self.target}")
 
-    def explain(self) -> Explained:
+    def explain(self) -> StartExplanation:
         """As a start here and now."""
         return look(self.spec(), self.environ, "", say=self.said.append)
 
@@ -233,9 +233,9 @@ class Link(NamedTuple):
 Content = str | Wheel | Link
 
 
-def wheels(folder: str, *made: Wheel) -> dict[str, Content]:
+def wheels(directory: str, *made: Wheel) -> dict[str, Content]:
     """Files of a folder with wheels."""
-    return {f"{folder}/{each.name}-{each.version}-py3-none-any.whl": each for each in made}
+    return {f"{directory}/{each.name}-{each.version}-py3-none-any.whl": each for each in made}
 
 
 # ---- changes --------------------------------------------------------------------------------------------------

@@ -52,19 +52,19 @@ def make_nodes(above: str, shared: str, count_of: int, keys: str) -> list[Node]:
     os.makedirs(shared, exist_ok=True)
     nodes = []
     for number in range(count_of):
-        folder = os.path.join(above, str(number))
+        directory = os.path.join(above, str(number))
         for name in ("env", "run"):
-            os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
+            os.makedirs(os.path.join(directory, name), mode=0o700, exist_ok=True)
         environ = clean_environ(
             BOOTSEER_KEYS=keys,
-            BOOTSEER_CACHE=os.path.join(folder, "cache"),
-            BOOTSEER_RUNTIME=os.path.join(folder, "run"),
+            BOOTSEER_CACHE=os.path.join(directory, "cache"),
+            BOOTSEER_RUNTIME=os.path.join(directory, "run"),
         )
         prefix = []
         if count_of > 1:
             prefix = [*BOUND, "unshare", "--mount", "--propagation", "private", "bash", "-c", _ENTER]
-            prefix += [os.path.join(folder, "env"), shared]
-        nodes.append(Node(folder, prefix, environ))
+            prefix += [os.path.join(directory, "env"), shared]
+        nodes.append(Node(directory, prefix, environ))
     return nodes
 
 
@@ -107,10 +107,10 @@ def begin() -> float:
     return time.monotonic()
 
 
-def read_all(folder: str) -> None:
+def read_all(directory: str) -> None:
     """A tree into memory, with what the kernel knows of its folders."""
     buffer = bytearray(1 << 20)
-    for above, _, names in os.walk(folder):
+    for above, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(above, name)
             if not os.path.islink(path):

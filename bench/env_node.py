@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from bootseer.env.setup_keeper_mount import begin_spares, end_spares, make_holder
+from bootseer.env.service.mount import begin_spares, end_spares, fork_sandbox
 
 if TYPE_CHECKING:
-    from bootseer.env.keying import Keyed
-    from bootseer.env.snapshot import Snapshot
-    from bootseer.env.store import EnvStore
-    from bootseer.mounts.holder import Holder
+    from bootseer.env.key.keying import Keyed
+    from bootseer.env.store.snapshot import Snapshot
+    from bootseer.env.store.store import EnvStore
+    from bootseer.mounts.sandbox.process import ImageSandbox
     from bootseer.trust import Trust
 
 _KEYED = ("PIP_", "UV_", "CONDA_")
@@ -33,7 +33,7 @@ _KEYED = ("PIP_", "UV_", "CONDA_")
 
 def key_of(lock: str, target: str, environ: Mapping[str, str]) -> Keyed:
     """The key of what a user would order; that the index is a folder of wheels here is the bench's affair."""
-    from bootseer.env.keying import make_key
+    from bootseer.env.key.keying import make_key
     from bootseer.env.spec import SetupSpec
 
     spec = SetupSpec(
@@ -49,7 +49,7 @@ def key_of(lock: str, target: str, environ: Mapping[str, str]) -> Keyed:
 def open_env_store(url: str, trust: Trust) -> Iterator[EnvStore]:
     """The environment store, on aio's loop."""
     from bootseer import aio
-    from bootseer.env.store import EnvStore
+    from bootseer.env.store.store import EnvStore
     from bootseer.storage import Store, open_store
 
     async def opened() -> Store:
@@ -81,32 +81,32 @@ def main(argv: list[str]) -> int:
     target, way = order["target"], order["way"]
     spec = {"store": order["store"], "targets": [target], "python": ""}
     begin_spares({"ways": ["there", way], "spec": spec})
-    holder = make_holder() if way == "mount" else None  # before there are threads
-    return restore_by(way, order["store"], order["lock"], target, holder)
+    sandbox = fork_sandbox() if way == "mount" else None  # before there are threads
+    return restore_by(way, order["store"], order["lock"], target, sandbox)
 
 
-def restore_by(way: str, store: str, lock: str, target: str, holder: Holder | None) -> int:
+def restore_by(way: str, store: str, lock: str, target: str, sandbox: ImageSandbox | None) -> int:
     """The exit status."""
     from bootseer import aio
-    from bootseer.env.env_tree import StoredTree
-    from bootseer.env.restore import THERE, Mounting, recover, restore
+    from bootseer.env.restore.restore import THERE, MountOptions, recover, restore
+    from bootseer.env.store.env_tree import StoredTree
     from bootseer.errors import BootseerError
-    from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
+    from bootseer.mounts.tree_daemon.mount import TreeOptions, unmount_tree
     from bootseer.trust import Trust
 
-    if holder is not None:
-        import_module("bootseer.env.mounted")  # before it is needed, as the keeper does
+    if sandbox is not None:
+        import_module("bootseer.env.restore.mounted")  # before it is needed, as the keeper does
     try:
         recover([target])
         trust = Trust.load()
         key = key_of(lock, target, os.environ).key
         url, snapshot = find_snapshot(store, key, trust)
-        mounting = None if holder is None else Mounting(holder, trust, options=TreeOptions(idle_s=0.0))
+        mounting = None if sandbox is None else MountOptions(sandbox, trust, options=TreeOptions(idle_s=0.0))
         done = restore(snapshot, StoredTree(url, snapshot.tree), ways=(THERE, way), mounting=mounting)
     except BootseerError as error:
         print(f"{way}: {error}", file=sys.stderr)
-        if holder is not None:
-            holder.close()
+        if sandbox is not None:
+            sandbox.close()
         return 1
     end_spares()
     steps = dict(done.mounted.seconds) if done.mounted is not None else {}

@@ -39,12 +39,13 @@ class Wheels(NamedTuple):
     size: int  # bytes of the wheels
 
 
-def get_wheels(folder: str, given: str = "") -> Wheels:
-    """The wheels in `given`, else those of WANTED, which are downloaded into `folder` if they are not there yet.
+def get_wheels(directory: str, given: str = "") -> Wheels:
+    """The wheels in `given`, else those of WANTED, which are downloaded into `directory` if they are not there
+    yet.
 
     Raises: BenchError when pip cannot have them, with what it said.
     """
-    wheels = given or os.path.join(folder, "wheels")
+    wheels = given or os.path.join(directory, "wheels")
     if not given:
         _download(wheels)
     paths = [entry for entry in os.scandir(wheels) if entry.name.endswith(".whl")]
@@ -52,7 +53,7 @@ def get_wheels(folder: str, given: str = "") -> Wheels:
     missing = sorted(set(IMPORTED) - {name.partition("==")[0] for name in names})
     if missing:
         raise BenchError(f"{wheels}: there is no wheel of {', '.join(missing)}, which is imported at the end")
-    lock = os.path.join(folder, LOCK)
+    lock = os.path.join(directory, LOCK)
     with open(lock, "w", encoding="utf-8") as file:
         file.writelines(f"{name}\n" for name in names)
     return Wheels(wheels, lock, names, sum(entry.stat().st_size for entry in paths))
@@ -65,19 +66,19 @@ def clean_environ(**more: str) -> dict[str, str]:
     return {**found, **taken, "PYTHONNOUSERSITE": "1", "PIP_ROOT_USER_ACTION": "ignore", **more}
 
 
-def _download(folder: str) -> None:
+def _download(directory: str) -> None:
     stamp = {"wanted": list(WANTED), "python": sys.version, "machine": platform.machine()}
-    stamp_path = os.path.join(folder, "stamp.json")
+    stamp_path = os.path.join(directory, "stamp.json")
     try:
         with open(stamp_path, encoding="utf-8") as file:
             if json.load(file) == stamp:
                 return
     except (OSError, ValueError):
         pass
-    note(f"downloading the wheels of {len(WANTED)} packages and what they need, into {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(folder)
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", folder]
+    note(f"downloading the wheels of {len(WANTED)} packages and what they need, into {directory}")
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", directory]
     argv += WANTED
     ran = subprocess.run(argv, env=make_environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode:
@@ -85,7 +86,7 @@ def _download(folder: str) -> None:
             "pip cannot download the wheels of the environment; its index is that of its settings, or of"
             f" PIP_INDEX_URL; a folder of wheels can be given by --wheels. It says:\n{ran.stderr[-2000:]}"
         )
-    cuda = [name for name in os.listdir(folder) if name.replace("_", "-").startswith(_CUDA)]
+    cuda = [name for name in os.listdir(directory) if name.replace("_", "-").startswith(_CUDA)]
     if cuda:
         raise BenchError(
             f"pip finds {WANTED[0]} for GPUs, with {len(cuda)} packages as {cuda[0]}: name an index of torch's CPU"

@@ -208,8 +208,8 @@ class Bench:
         if kind.startswith("uv") and not kind.endswith("_compiled"):
             return
         for node in nodes:
-            folder = os.path.join(node.folder, "env", "venv") if node.prefix else self._kept.target
-            found, _ = count(folder)
+            directory = os.path.join(node.folder, "env", "venv") if node.prefix else self._kept.target
+            found, _ = count(directory)
             # uv leaves files of its own away, and writes others.
             if found < (least * 0.95 if kind.startswith("uv") else least):
                 raise BenchError(f"{kind}: has made {found} files of {least}")
@@ -231,8 +231,8 @@ class Bench:
 
 def find_uv() -> str:
     """Raises: BenchError."""
-    for folder in (sysconfig.get_path("scripts"), *os.environ.get("PATH", "").split(os.pathsep)):
-        path = os.path.join(folder, "uv")
+    for directory in (sysconfig.get_path("scripts"), *os.environ.get("PATH", "").split(os.pathsep)):
+        path = os.path.join(directory, "uv")
         if os.access(path, os.X_OK):
             return path
     raise BenchError("uv is not installed here, and is one of the ways: pip install uv")

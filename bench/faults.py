@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> Figures:
     if reason:
         raise BenchError(reason)
     figures = Figures()
-    with tempfile.TemporaryDirectory(prefix="bench-faults-") as folder:
-        trial = Trial(folder, args.keep, args.kept)
+    with tempfile.TemporaryDirectory(prefix="bench-faults-") as directory:
+        trial = Trial(directory, args.keep, args.kept)
         if not args.no_faults:
             with open(PLAN, "rb") as file:
                 faults = read_faults(file.read(), PLAN)
@@ -133,7 +133,7 @@ class Trial:
         self.broken = 0  # injections that came to no end from which to judge
         self._keep = keep
         self._kept = kept
-        self._folder = folder
+        self._directory = folder
         self._clock = ""
         self._known_flags = _known_flags()
 
@@ -194,22 +194,22 @@ class Trial:
 
     def _build_clock(self) -> str:
         if not self._clock:
-            self._clock = build_clock(self._folder)
+            self._clock = build_clock(self._directory)
         return self._clock
 
     def _keep_run(self, job: Job, launcher: str, outcome: Outcome, verdict: Verdict) -> None:
         assert self._keep is not None
-        folder = os.path.join(self._keep, f"{job.injection.key}-{launcher}")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder)
+        directory = os.path.join(self._keep, f"{job.injection.key}-{launcher}")
+        shutil.rmtree(directory, ignore_errors=True)
+        os.makedirs(directory)
         record: dict[str, Any] = {
             "injection": _as_record(job.injection),
             "outcome": {**outcome._asdict(), "words": [word._asdict() for word in outcome.words]},
             "verdict": verdict._asdict(),
         }
-        with open(f"{folder}/verdict.json", "w", encoding="utf-8") as file:
+        with open(f"{directory}/verdict.json", "w", encoding="utf-8") as file:
             json.dump(record, file, indent=1)
-        with open(f"{folder}/output.txt", "w", encoding="utf-8") as file:
+        with open(f"{directory}/output.txt", "w", encoding="utf-8") as file:
             file.write(job.text())
 
 
@@ -232,8 +232,8 @@ def _as_record(injection: Injection) -> dict[str, Any]:
     return {**injection._asdict(), "fault": injection.fault.name}
 
 
-def follow(job: Job, most_s: float | None) -> Outcome:
-    """Until the fault was injected and nothing more is waited for; `most_s` after it, if nothing is said."""
+def follow(job: Job, max_s: float | None) -> Outcome:
+    """Until the fault was injected and nothing more is waited for; `max_s` after it, if nothing is said."""
     injection = job.injection
     outside = injection.fault.by == "outside"
     steps_s = injection.step_s * (max(injection.at_step, 0) + 1)
@@ -254,7 +254,7 @@ def follow(job: Job, most_s: float | None) -> Outcome:
                 raise BenchError("the job ended before the fault")
         else:
             outcome = job.outcome(job.injected_s)
-            if is_settled(injection, outcome, now_s - job.injected_s, most_s):
+            if is_settled(injection, outcome, now_s - job.injected_s, max_s):
                 return outcome
         time.sleep(LOOK_S)
 
@@ -288,7 +288,7 @@ def table(tried: Sequence[Tried]) -> list[str]:
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return [*lines, "(* held out; what is wrong: said, not: wanted)"]
+    return [*lines, "(* held out; a wrong value: reported, not: expected)"]
 
 
 def _cells(injection: Injection, ours: Verdict) -> tuple[str, ...]:

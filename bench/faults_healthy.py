@@ -98,13 +98,13 @@ def _run_one(step_s: float, for_s: float, seed: int, cache: str) -> list[str]:
 
 def agent_cores() -> float:
     """CPU that bootrun itself uses while eight ranks run and nothing happens, in cores."""
-    with tempfile.TemporaryDirectory(prefix="bench-faults-") as folder:
-        script = f"{folder}/rank.py"
+    with tempfile.TemporaryDirectory(prefix="bench-faults-") as directory:
+        script = f"{directory}/rank.py"
         with open(script, "w", encoding="utf-8") as file:
             file.write(RESTING)
         argv = [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", str(RANKS)]
-        argv += ["--log-dir", f"{folder}/logs", script]
-        with open(f"{folder}/output", "w+b") as output:
+        argv += ["--log-dir", f"{directory}/logs", script]
+        with open(f"{directory}/output", "w+b") as output:
             agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
                 time.sleep(REST_AFTER_S)

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 LEAKED: list[Any] = []  # what is held stays held
 BURSTS = ("evaluation", "all-evaluate", "checkpoint", "stall", "all-pause")
-MOST_WAITING_S = 10.0  # of a burst in which nobody computes: longer ones are no different from a hang
-MOST_BURST_S = 25.0
-MOST_FILLED_MIB = 1024
+MAX_WAITING_S = 10.0  # of a burst in which nobody computes: longer ones are no different from a hang
+MAX_BURST_S = 25.0
+MAX_FILLED_MIB = 1024
 
 
 class Training:
@@ -34,7 +34,7 @@ class Training:
         self.step = 0
         self.factor = 1.0  # of the time of a step's computation
         self.loss_factor = 1.0  # of what is told by heartbeat
-        self.beats = False
+        self.heartbeats = False
         self.talks = True
         self.instead = ""  # of the next all-reduce
 
@@ -102,14 +102,14 @@ class Planned:
             self._each = WAYS[self._do](training, self._with)
 
 
-def read_planned(folder: str, training: Training) -> Planned:
+def read_planned(directory: str, training: Training) -> Planned:
     """From the file; nothing is done where there is none."""
     try:
-        with open(f"{folder}/fault.json", encoding="utf-8") as file:
+        with open(f"{directory}/fault.json", encoding="utf-8") as file:
             plan = json.load(file)
     except FileNotFoundError:
         return Planned({}, False)
-    training.beats = bool(plan.get("beats"))
+    training.heartbeats = bool(plan.get("heartbeats"))
     is_hit = plan["rank"] in (-1, training.rank) and plan["node"] in (-1, training.node)
     return Planned(plan, is_hit)
 
@@ -174,7 +174,7 @@ def _memory(_: Training, _given: dict[str, Any]) -> None:
 
 def fill_memory() -> NoReturn:
     """Takes memory until there is none."""
-    for _ in range(MOST_FILLED_MIB // 16):
+    for _ in range(MAX_FILLED_MIB // 16):
         LEAKED.append(bytearray(os.urandom(1 << 20) * 16))
     raise RuntimeError("the limit of memory does not hold")
 
@@ -307,14 +307,14 @@ def _bursty(_training: Training, given: dict[str, Any]) -> Callable[[Training], 
         if chance.random() > now.step_s / every_s:
             return
         what = chance.choice(BURSTS)
-        for_s = min(MOST_BURST_S, chance.lognormvariate(1.0, 0.9))
+        for_s = min(MAX_BURST_S, chance.lognormvariate(1.0, 0.9))
         one = chance.randrange(now.world)
         if what == "all-evaluate" or (what == "evaluation" and now.rank == 0):
             now.evaluate(for_s)
         elif what == "checkpoint" and now.rank == 0:
             _write(f"{now.folder}/burst", for_s)
         elif what == "all-pause" or (what == "stall" and now.rank == one):
-            time.sleep(min(for_s, MOST_WAITING_S))
+            time.sleep(min(for_s, MAX_WAITING_S))
 
     return each
 

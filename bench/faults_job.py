@@ -115,7 +115,7 @@ class Job:
             "node": injection.node if fault.where == "node" and not is_outside else -1,
             "at_step": injection.at_step,
             "offset": injection.offset,
-            "beats": fault.do == "jump",
+            "heartbeats": fault.do == "jump",
         }
         with open(f"{self.folder}/fault.json", "w", encoding="utf-8") as file:
             json.dump(plan, file)

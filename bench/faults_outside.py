@@ -69,16 +69,16 @@ def why_not(injection: Injection) -> str:
         if fault.do == "mount" and not os.path.exists("/dev/fuse"):
             return "there is no /dev/fuse"
         return ""
-    if fault.do == "oom" and not _memory_folder():
+    if fault.do == "oom" and not _memory_directory():
         return "no cgroup with memory limits"
     if fault.do == "clock" and shutil.which("cc") is None:
         return "no cc to build the clock with"
     return ""
 
 
-def build_clock(folder: str) -> str:
+def build_clock(directory: str) -> str:
     """The library that moves a wall clock. Returns: its path."""
-    source, made = f"{folder}/clock.c", f"{folder}/clock.so"
+    source, made = f"{directory}/clock.c", f"{directory}/clock.so"
     with open(source, "w", encoding="ascii") as file:
         file.write(CLOCK_C)
     built = subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", made, source], capture_output=True, text=True)
@@ -97,7 +97,7 @@ def _signal(job: Job, injection: Injection) -> None:
     os.kill(job.pid_of(injection.rank), getattr(signal, f"SIG{injection.fault.arguments['signal']}"))
 
 
-def _memory_folder() -> str:
+def _memory_directory() -> str:
     """Where a group with a limit of memory can be made: version 2 or 1 of cgroups."""
     if os.path.exists(f"{CGROUP}/memory/memory.limit_in_bytes"):
         return f"{CGROUP}/memory"
@@ -110,7 +110,7 @@ def _memory_folder() -> str:
 
 def _oom(job: Job, injection: Injection) -> None:
     """The rank gets a group of its own, and takes memory until that has none left."""
-    group = f"{_memory_folder()}/bootseer-faults-{os.getpid()}"
+    group = f"{_memory_directory()}/bootseer-faults-{os.getpid()}"
     os.makedirs(group, exist_ok=True)
     limit = next(name for name in ("memory.max", "memory.limit_in_bytes") if os.path.exists(f"{group}/{name}"))
     _put(f"{group}/{limit}", MEMORY_BYTES)

@@ -14,8 +14,8 @@ import msgspec
 from bench.record import BenchError
 
 STEPS_S = (0.05, 2.0, 15.0)
-LEAST_STEPS, MOST_STEPS = 20, 60  # before a fault that comes later
-MOST_WARM_S = 120.0  # of them, at slow cadences
+MIN_STEPS, MAX_STEPS = 20, 60  # before a fault that comes later
+MAX_WARM_S = 120.0  # of them, at slow cadences
 NODES, RANKS_OF_NODE = 2, 2
 
 Where = Literal["rank", "node", "job", "coordinator"]
@@ -97,9 +97,9 @@ def _draw(fault: Fault, step_s: float, seed: int) -> Injection:
     node = 0 if fault.where == "coordinator" else rank // RANKS_OF_NODE
     if fault.by == "outside" and fault.do in ("node", "link"):
         node = NODES - 1  # the coordinator's end is a fault of its own
-    most = max(LEAST_STEPS + 1, min(MOST_STEPS, int(MOST_WARM_S / step_s)))
-    at_step = {"start": 0, "later": chance.randint(LEAST_STEPS, most), "end": -1}[fault.first]
-    if step_s * LEAST_STEPS > MOST_WARM_S and at_step > 0:
-        at_step = max(4, int(MOST_WARM_S / step_s))
+    most = max(MIN_STEPS + 1, min(MAX_STEPS, int(MAX_WARM_S / step_s)))
+    at_step = {"start": 0, "later": chance.randint(MIN_STEPS, most), "end": -1}[fault.first]
+    if step_s * MIN_STEPS > MAX_WARM_S and at_step > 0:
+        at_step = max(4, int(MAX_WARM_S / step_s))
     is_single = fault.where == "rank"
     return Injection(fault, step_s, node, rank if is_single else -1, at_step, chance.random())

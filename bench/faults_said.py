@@ -23,7 +23,7 @@ class Word(NamedTuple):
     text: str  # the line
 
 
-_STANDSTILL = re.compile(r"the job stands still \(([a-z-]+)\): ")
+_HANG = re.compile(r"the job hangs \(([a-z-]+)\): ")
 _SLOW = re.compile(r"the job has become slow: ")
 _LOST = re.compile(r"lost node (\S+) \(pid")
 _GONE = re.compile(r"the coordinator at (\S+?):\d+ ")
@@ -36,7 +36,8 @@ _ODD = re.compile(r"apart from the rest: (.*)")
 _BOX_BEGINS = "Root Cause (first observed failure):"
 _FIELD = re.compile(r"^  (host|rank|class|kind) +: (.*)$")
 _UNSURE = re.compile(
-    r"^  (?:cannot tell (?:which of |whether ))?ranks? (.*?) (?:was first|failed alike: all there are)$"
+    r"^  (?:cannot determine (?:which of |whether ))?ranks? (.*?) "
+    r"(?:was first|failed alike: all ranks of the job)$"
 )
 _TORCHRUN = re.compile(
     r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)|Worker group .{0,40}FAILED|Root Cause"
@@ -81,7 +82,7 @@ class Reader:
         return self._read_ours(line.removeprefix(OURS), at_s)
 
     def _read_ours(self, line: str, at_s: float) -> list[Word]:
-        if found := _STANDSTILL.search(line):
+        if found := _HANG.search(line):
             return [Word(at_s, "hang", (), (), line)]
         if _SLOW.search(line):
             return [Word(at_s, "slow", (), (), line)]

@@ -20,7 +20,7 @@ from bench.faults_inside import Planned, Training, read_planned
 
 STARTED_NS = time.monotonic_ns()
 SAVE_EVERY_S = 1.0
-BUSY_PART, MOST_BUSY_S = 0.1, 0.2  # of a step is computed here, the rest would be an accelerator's
+BUSY_PART, MAX_BUSY_S = 0.1, 0.2  # of a step is computed here, the rest would be an accelerator's
 SERVICE_PORT = 29700  # of each rank, as those that serve metrics have one
 WIDTH = 64
 
@@ -64,7 +64,7 @@ class Gloo(Training):
         loss = ((self.model(inputs) - wanted) ** 2).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        self.burn(min(BUSY_PART * self.step_s, MOST_BUSY_S) - (time.monotonic() - began_s))
+        self.burn(min(BUSY_PART * self.step_s, MAX_BUSY_S) - (time.monotonic() - began_s))
         time.sleep(max(0.0, self.factor * self.step_s - (time.monotonic() - began_s)))
         return loss.detach()
 
@@ -113,18 +113,18 @@ class Gloo(Training):
     def train(self, steps: int, planned: Planned) -> None:
         """Until so many steps are done."""
         save_every = max(1, round(SAVE_EVERY_S / self.step_s))
-        told_s = 0.0
+        reported_s = 0.0
         while self.step < steps:
             planned.at(self, self.step)
             loss = self.exchange(self.compute())
             self.optimizer.step()
             self.step += 1
-            if self.beats:
+            if self.heartbeats:
                 import bootseer
 
                 bootseer.heartbeat(self.step, loss=loss * self.loss_factor)
-            if self.rank == 0 and self.talks and time.monotonic() - told_s >= 1.0:
-                told_s = time.monotonic()
+            if self.rank == 0 and self.talks and time.monotonic() - reported_s >= 1.0:
+                reported_s = time.monotonic()
                 print(f"step {self.step} loss {loss:.4f}", flush=True)
             if self.rank == 0 and self.step % save_every == 0:
                 self.save()
@@ -134,9 +134,9 @@ class Gloo(Training):
 
 def main() -> None:
     """Trains."""
-    folder, step_s, steps = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    training = Gloo(folder, step_s)
-    planned = read_planned(folder, training)
+    directory, step_s, steps = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    training = Gloo(directory, step_s)
+    planned = read_planned(directory, training)
     planned.before_joining(training)
     training.join()
     planned.at_start(training)

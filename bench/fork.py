@@ -57,7 +57,7 @@ SIZES = (2, 8)
 MEMORY_RANKS = 8
 DEADLINE_S = 180.0
 # What bootrun's preloaded process is called in ps.
-PRELOADED = "bootrun-preload"
+FORK_SERVER = "bootrun-preload"
 NOT_FORKED = "exec'd, not forked"
 HERE = os.path.dirname(os.path.abspath(__file__))
 CLONE_NEWNET = 0x40000000
@@ -81,33 +81,33 @@ def command(program: str, ranks: int, *more: str) -> list[str]:
     return [os.path.join(SCRIPTS, program), "--standalone", "--nproc-per-node", str(ranks), *more]
 
 
-def environ_of(place: Place, folder: str, cache: str) -> dict[str, str]:
-    """The environment of a run that writes to `folder`."""
+def environ_of(place: Place, directory: str, cache: str) -> dict[str, str]:
+    """The environment of a run that writes to `directory`."""
     # The moment of death has no fixed relation to the moments at which a launcher looks.
     settle_s = random.uniform(0.3, 0.5)
-    ours = {"BENCH_FORK_FOLDER": folder, "BENCH_FORK_SETTLE_S": str(settle_s), "BOOTSEER_CACHE_DIR": cache}
+    ours = {"BENCH_FORK_FOLDER": directory, "BENCH_FORK_SETTLE_S": str(settle_s), "BOOTSEER_CACHE_DIR": cache}
     return {**place.environ, **ours, SHARING_OFF: "1"}
 
 
 def launch(argv: list[str], case: list[str], place: Place, forked: int) -> tuple[str, Ended, int]:
     """Runs a launcher to its end; where the ranks wrote, how it ended, and the refused connections."""
-    folder = place.fresh()
-    logs = os.path.join(folder, "logs")
+    directory = place.fresh()
+    logs = os.path.join(directory, "logs")
     before = count_refused()
     script = [place.script("fork_rank.py"), *case]
-    environ = environ_of(place, folder, os.path.join(folder, "cache"))
+    environ = environ_of(place, directory, os.path.join(directory, "cache"))
     (ended,) = run_all([[*argv, "--log-dir", logs, *script]], environ, place.folder, DEADLINE_S)
     if forked:
         check_forked(logs, ended.output, forked)
-    return folder, ended, count_refused() - before
+    return directory, ended, count_refused() - before
 
 
 def restart(argv: list[str], ranks: int, forked: int, place: Place) -> Sample:
     """From the death of the last rank until all ranks of the next attempt are past the all-reduce."""
-    folder, ended, refused = launch([*argv, "--max-restarts", "1"], ["restart"], place, forked)
-    read_moments(folder, "past-0", ranks)
-    last_ns = max(past_ns for past_ns, _ in read_moments(folder, "past-1", ranks))
-    with open(os.path.join(folder, "death"), encoding="ascii") as file:
+    directory, ended, refused = launch([*argv, "--max-restarts", "1"], ["restart"], place, forked)
+    read_moments(directory, "past-0", ranks)
+    last_ns = max(past_ns for past_ns, _ in read_moments(directory, "past-1", ranks))
+    with open(os.path.join(directory, "death"), encoding="ascii") as file:
         death_ns = int(file.read())
     if last_ns < death_ns:
         raise BenchError("attempt 1 ran before the death in attempt 0")
@@ -116,8 +116,8 @@ def restart(argv: list[str], ranks: int, forked: int, place: Place) -> Sample:
 
 def first(argv: list[str], ranks: int, forked: int, place: Place) -> Sample:
     """From the start of the launcher until all ranks are past the all-reduce."""
-    folder, ended, refused = launch(argv, ["first", "transformers"], place, forked)
-    last_ns = max(past_ns for past_ns, _ in read_moments(folder, "past-0", ranks))
+    directory, ended, refused = launch(argv, ["first", "transformers"], place, forked)
+    last_ns = max(past_ns for past_ns, _ in read_moments(directory, "past-0", ranks))
     return Sample({"s": (last_ns - ended.began_ns) / 1e9, "cpu_s": ended.cpu_s}, refused)
 
 
@@ -136,24 +136,24 @@ def floor(ranks: int, place: Place) -> Sample:
 
 def memory(argv: list[str], forked: bool, place: Place) -> Sample:
     """Summed PSS of a job that waits to be measured: past the all-reduce, and after its training steps."""
-    folder = place.fresh()
-    logs = os.path.join(folder, "logs")
+    directory = place.fresh()
+    logs = os.path.join(directory, "logs")
     before = count_refused()
     script = [place.script("fork_rank.py"), "memory", "transformers"]
     # One cache for all rounds: the warm-up's record of imports is there.
-    environ = environ_of(place, folder, os.path.join(place.folder, "cache"))
-    program = Running([*argv, "--log-dir", logs, *script], environ, os.path.join(folder, "output"))
+    environ = environ_of(place, directory, os.path.join(place.folder, "cache"))
+    program = Running([*argv, "--log-dir", logs, *script], environ, os.path.join(directory, "output"))
     found: dict[str, float] = {}
     try:
         for moment, name, go in (("past-0", "", "measured"), ("trained-0", "_trained", "measured-again")):
-            ranks = [pid for _, pid in wait_for_moments(program, folder, moment)]
-            preloaded = find_preloaded(program.pid)
-            if len(preloaded) != int(forked):
-                raise BenchError(f"{len(preloaded)} preloaded processes with forked={forked}\n{program.text()}")
-            found[f"pss{name}_mib"] = sum(map(pss_mib, with_descendants([*ranks, *preloaded])))
-            if preloaded:
-                found[f"preloaded_pss{name}_mib"] = sum(map(pss_mib, preloaded))
-            with open(os.path.join(folder, go), "w", encoding="ascii"):
+            ranks = [pid for _, pid in wait_for_moments(program, directory, moment)]
+            fork_server = find_fork_server(program.pid)
+            if len(fork_server) != int(forked):
+                raise BenchError(f"{len(fork_server)} preloaded processes with forked={forked}\n{program.text()}")
+            found[f"pss{name}_mib"] = sum(map(pss_mib, with_descendants([*ranks, *fork_server])))
+            if fork_server:
+                found[f"preloaded_pss{name}_mib"] = sum(map(pss_mib, fork_server))
+            with open(os.path.join(directory, go), "w", encoding="ascii"):
                 pass
     except BaseException:
         os.kill(program.pid, signal.SIGKILL)
@@ -168,12 +168,12 @@ def memory(argv: list[str], forked: bool, place: Place) -> Sample:
     return Sample({**found, "cpu_s": cpu_s}, count_refused() - before)
 
 
-def read_moments(folder: str, name: str, ranks: int) -> list[tuple[int, int]]:
+def read_moments(directory: str, name: str, ranks: int) -> list[tuple[int, int]]:
     """What the ranks wrote, moment and pid; each must have written."""
     found = []
     for rank in range(ranks):
         try:
-            with open(os.path.join(folder, f"{name}-{rank}"), encoding="ascii") as file:
+            with open(os.path.join(directory, f"{name}-{rank}"), encoding="ascii") as file:
                 moment_ns, pid = file.read().split()
         except FileNotFoundError:
             raise BenchError(f"{name}: rank {rank} wrote nothing") from None
@@ -181,15 +181,15 @@ def read_moments(folder: str, name: str, ranks: int) -> list[tuple[int, int]]:
     return found
 
 
-def wait_for_moments(program: Running, folder: str, name: str) -> list[tuple[int, int]]:
+def wait_for_moments(program: Running, directory: str, name: str) -> list[tuple[int, int]]:
     """The same of a job that runs, as soon as all have written."""
     end_s = time.monotonic() + DEADLINE_S
-    while len(glob.glob(os.path.join(folder, f"{name}-[0-9]"))) < MEMORY_RANKS:
+    while len(glob.glob(os.path.join(directory, f"{name}-[0-9]"))) < MEMORY_RANKS:
         ended = os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None or time.monotonic() > end_s:
             raise BenchError(f"{name}: not all ranks came so far\n{program.text()[-4000:]}")
         time.sleep(0.02)
-    return read_moments(folder, name, MEMORY_RANKS)
+    return read_moments(directory, name, MEMORY_RANKS)
 
 
 def check_forked(logs: str, output: str, ranks: int) -> None:
@@ -230,13 +230,13 @@ def with_descendants(pids: Iterable[int]) -> set[int]:
     return found
 
 
-def find_preloaded(launcher: int) -> list[int]:
+def find_fork_server(launcher: int) -> list[int]:
     """Processes below the launcher that bear the name of the preloaded one."""
     found = []
     for pid in with_descendants([launcher]):
         try:
             with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                if file.read().rstrip("\n") == PRELOADED:
+                if file.read().rstrip("\n") == FORK_SERVER:
                     found.append(pid)
         except OSError:
             continue
@@ -333,11 +333,11 @@ def run(args: argparse.Namespace) -> Figures:
     samples: dict[tuple[str, int, str], list[Sample]] = {
         (*case, name): [] for case, runs in chosen.items() for name in runs
     }
-    with tempfile.TemporaryDirectory(prefix="bench-fork-") as folder:
-        place = make_place(folder)
+    with tempfile.TemporaryDirectory(prefix="bench-fork-") as directory:
+        place = make_place(directory)
         for script in ("fork_rank.py", "fork_floor.py"):
             # Not where they are: a script's folder is searched first, and there `numbers` is one of ours.
-            shutil.copy(os.path.join(HERE, script), folder)
+            shutil.copy(os.path.join(HERE, script), directory)
         for number in range(-1, args.rounds):
             for case, runs in chosen.items():
                 names = list(runs)

@@ -147,7 +147,7 @@ class Job:
                 pass  # one that has only forked others
         self.wait_until(lambda: not set(pids) & set(self.find(name)), f"{name} is gone")
 
-    def has_parked(self) -> bool:
+    def has_standby(self) -> bool:
         """Whether processes wait for the next attempt and the one that has forked them is gone."""
         return len(self.find("bootrun-parked")) == 2 and len(self.find("bootrun-preload")) == 1
 
@@ -169,7 +169,7 @@ class Case(NamedTuple):
     ranks: int = 2
     how: tuple[str, ...] = ("exec",)  # the ranks of each attempt are started
     act: Callable[[Job], None] | None = None
-    most_s: float = 10.0
+    max_s: float = 10.0
     why_not: Callable[[], str] = str  # why it cannot be injected here
 
 
@@ -196,7 +196,7 @@ def change_file(job: Job) -> None:
 def change_file_later(job: Job) -> None:
     """When processes for the next attempt have been forked already."""
     job.await_first_attempt()
-    job.wait_until(job.has_parked, "parked processes")
+    job.wait_until(job.has_standby, "parked processes")
     change_file(job)
 
 
@@ -206,22 +206,22 @@ def remove_file(job: Job) -> None:
     job.write("go")
 
 
-def kill_preloaded(job: Job) -> None:
+def kill_fork_server(job: Job) -> None:
     job.await_first_attempt()
     job.kill("bootrun-preload")
     job.write("go")
 
 
-def kill_parked(job: Job) -> None:
+def kill_standby(job: Job) -> None:
     job.await_first_attempt()
-    job.wait_until(job.has_parked, "parked processes")
+    job.wait_until(job.has_standby, "parked processes")
     job.kill("bootrun-parked")
     job.write("go")
 
 
 def kill_both(job: Job) -> None:
     job.await_first_attempt()
-    job.wait_until(job.has_parked, "parked processes")
+    job.wait_until(job.has_standby, "parked processes")
     job.kill("bootrun-preload")
     job.write("go")
 
@@ -231,10 +231,10 @@ def kill_while_importing(job: Job) -> None:
     job.kill("bootrun-preload")
 
 
-def stop_preloaded(job: Job) -> None:
+def stop_fork_server(job: Job) -> None:
     """It hangs: the guard must not wait for it for ever."""
     job.await_first_attempt()
-    job.wait_until(job.has_parked, "parked processes")
+    job.wait_until(job.has_standby, "parked processes")
     for pid in job.find("bootrun-preload"):
         os.kill(pid, signal.SIGSTOP)
     job.write("go")
@@ -358,16 +358,16 @@ CASES = [
     ),
     _command("--rank-hooks off", "--rank-hooks off", options=("--rank-hooks", "off")),
     _command(
-        "a script for each rank",
+        "another script for each rank",
         "script-${local_rank}.py can be another file for each rank",
         files={"script-0.py": RUNS, "script-1.py": RUNS},
         entry=("script-${local_rank}.py",),
     ),
     _command("a script from stdin", "the script comes from standard input", entry=("-",), stdin=RUNS, ranks=1),
-    _variable("COVERAGE_PROCESS_START", ".coveragerc", "COVERAGE_PROCESS_START asks for coverage"),
-    _variable("DEBUGPY_RUNNING", "true", "DEBUGPY_RUNNING asks for a debugger"),
-    _variable("NSYS_PROFILING_SESSION_ID", "1", "NSYS_PROFILING_SESSION_ID asks for a profiler"),
-    _variable("LD_PRELOAD", "libprofiler.so", "LD_PRELOAD has a profiler in it"),
+    _variable("COVERAGE_PROCESS_START", ".coveragerc", "COVERAGE_PROCESS_START requests coverage"),
+    _variable("DEBUGPY_RUNNING", "true", "DEBUGPY_RUNNING requests a debugger"),
+    _variable("NSYS_PROFILING_SESSION_ID", "1", "NSYS_PROFILING_SESSION_ID requests a profiler"),
+    _variable("LD_PRELOAD", "libprofiler.so", "LD_PRELOAD contains a profiler"),
     # modules that do what each rank would have to do for itself
     _command("unknown module", "nosuch.module cannot be imported: no module", preload="none,nosuch.module"),
     _culprit("prints", "culprit prints when it is imported: hello", "print('hello')"),
@@ -421,7 +421,7 @@ CASES = [
         "a broken import", "culprit cannot be imported: cannot import name 'x' from 'os'", "from os import x"
     ),
     _culprit("a missing library", "culprit cannot be imported: no module named nosuch", "import nosuch"),
-    _culprit("no Python", "culprit raises when it is imported: SyntaxError", "this is no Python"),
+    _culprit("a file that is not Python", "culprit raises when it is imported: SyntaxError", "this is no Python"),
     _culprit(
         "starts a thread",
         "culprit starts a thread when it is imported",
@@ -444,7 +444,7 @@ CASES = [
         "import os, subprocess; subprocess.run(['sh', '-c', 'setsid sleep 100 & exit 0']); os._exit(3)",
     ),
     _culprit(
-        "forks and goes on in the child",
+        "forks and continues in the child",
         "ended with status 0",
         "import os\nif os.fork(): os._exit(0)",
     ),
@@ -462,7 +462,7 @@ CASES = [
     ),
     _culprit("reads RANK", "culprit reads RANK when it is imported", "import os; os.environ.get('RANK')"),
     _culprit(
-        "takes for ever",
+        "takes forever",
         "culprit was not imported within 1 s (--preload-timeout)",
         "import time; time.sleep(100)",
         options=("--preload-timeout", "1"),
@@ -475,7 +475,7 @@ CASES = [
         options=("--preload-timeout", "1"),
     ),
     _culprit("no time at all", "within 0 s (--preload-timeout)", "", options=("--preload-timeout", "0")),
-    _culprit("changes the folder", "culprit changes the working folder", "import os; os.chdir('/')"),
+    _culprit("changes the directory", "culprit changes the working directory", "import os; os.chdir('/')"),
     _culprit(
         "closes all descriptors",
         "culprit was being imported when the process",
@@ -488,7 +488,7 @@ CASES = [
     ),
     _culprit(
         "writes garbage to descriptor 4",
-        "culprit was being imported when the process said what could not be understood",
+        "culprit was being imported when the process sent an invalid message",
         "import os; os.write(4, b'garbage' * 1000)",
     ),
     _culprit(
@@ -498,8 +498,8 @@ CASES = [
         options=("--preload-timeout", "1"),
     ),
     _culprit(
-        "answers for itself",
-        "culprit was being imported when the process said what could not be understood",
+        "sends its own answer",
+        "culprit was being imported when the process sent an invalid message",
         SAYS_READY,
     ),
     _culprit("sets a tracer", "a debugger or profiler is active", "import sys; sys.settrace(lambda *_: None)"),
@@ -515,7 +515,7 @@ CASES = [
         environ={"PYTHON_EXEC": "{folder}/python"},
     ),
     _command(
-        "torch asked for, not there",
+        "torch requested, not installed",
         "torch cannot be imported: no module named torch",
         preload="torch",
         files={"script.py": RUNS, "python": NO_TORCH},
@@ -540,7 +540,7 @@ CASES = [
         environ={"PYTHON_EXEC": "{folder}/python"},
     ),
     _command(
-        "a wrapper that is no Python",
+        "a wrapper that does not run Python",
         "it ended with status 0",
         files={"script.py": RUNS, "python": NO_PYTHON},
         environ={"PYTHON_EXEC": "{folder}/python"},
@@ -550,7 +550,7 @@ CASES = [
         "a preloaded file changes", "modules/pkg/part.py has changed since it was preloaded", change_file, "exec"
     ),
     _twice(
-        "a preloaded file changes, processes are parked",
+        "a preloaded file changes, with standby processes",
         "modules/pkg/part.py has changed since it was preloaded",
         change_file_later,
         "exec",
@@ -562,21 +562,19 @@ CASES = [
         "exec",
     ),
     _twice(
-        "kill -9 of the preloaded process",
-        "the preloaded process has ended: it was ended by SIGKILL",
-        kill_preloaded,
+        "kill -9 of the fork server",
+        "the fork server has ended: it was ended by SIGKILL",
+        kill_fork_server,
         "exec",
     ),
     _twice(
-        "kill -9 while processes are parked",
-        "the preloaded process has ended: it was ended by SIGKILL",
+        "kill -9 with standby processes",
+        "the fork server has ended: it was ended by SIGKILL",
         kill_both,
         "exec",
     ),
-    _twice("kill -9 of parked processes", "", kill_parked, "fork"),
-    _twice(
-        "SIGSTOP to the preloaded process", "it did not answer within 10 s", stop_preloaded, "exec", most_s=20.0
-    ),
+    _twice("kill -9 of standby processes", "", kill_standby, "fork"),
+    _twice("SIGSTOP to the fork server", "it did not answer within 10 s", stop_fork_server, "exec", max_s=20.0),
     _culprit(
         "kill -9 while importing",
         "culprit was being imported when the process was ended by SIGKILL",
@@ -584,7 +582,7 @@ CASES = [
         act=kill_while_importing,
     ),
     _culprit(
-        "kill -9 while rank 0 has its head start",
+        "kill -9 while ranks wait for rank 0",
         "",
         "import os, time; own, sleep = os.getpid(), time.sleep\n"
         "time.sleep = lambda seconds: os.kill(own, 9) if os.getpid() == own else sleep(seconds)",
@@ -592,19 +590,19 @@ CASES = [
     ),
     _command(
         "kill -9 before the first start",
-        "the preloaded process has ended: it was ended by SIGKILL",
+        "the fork server has ended: it was ended by SIGKILL",
         options=("--nnodes", "2"),
         ranks=1,
         act=kill_before_start,
     ),
     _later(
         "a thread appears",
-        "the preloaded process has a thread",
+        "the fork server has a thread",
         "    import _thread, time; _thread.start_new_thread(time.sleep, (100,))",
     ),
     _later(
         "an accelerator is opened",
-        f"the preloaded process has {DEVICE} open",
+        f"the fork server has {DEVICE} open",
         f"    global fd; fd = os.open('{DEVICE}', os.O_RDONLY | os.O_NONBLOCK)",
     )._replace(why_not=_needs_device(DEVICE)),
 ]
@@ -613,34 +611,34 @@ CASES = [
 # ---- running ---------------------------------------------------------------------------------------------------
 
 
-def environ_of(case: Case, folder: str, base: Mapping[str, str]) -> dict[str, str]:
+def environ_of(case: Case, directory: str, base: Mapping[str, str]) -> dict[str, str]:
     environ = {name: value for name, value in base.items() if not name.startswith(FOREIGN)}
     environ["OMP_NUM_THREADS"] = "1"
-    environ["BOOTSEER_CACHE_DIR"] = os.path.join(folder, "cache")
-    environ["PYTHONPATH"] = os.path.join(folder, "modules")
-    environ["PWD"] = folder  # or a shell that wraps the interpreter would change it
+    environ["BOOTSEER_CACHE_DIR"] = os.path.join(directory, "cache")
+    environ["PYTHONPATH"] = os.path.join(directory, "modules")
+    environ["PWD"] = directory  # or a shell that wraps the interpreter would change it
     environ["REAL_PYTHON"] = sys.executable
     for name, value in case.environ.items():
-        environ[name] = value.replace("{folder}", folder)
+        environ[name] = value.replace("{folder}", directory)
     return environ
 
 
-def run_case(case: Case, folder: str, base: Mapping[str, str] = os.environ) -> Outcome:
+def run_case(case: Case, directory: str, base: Mapping[str, str] = os.environ) -> Outcome:
     """Runs a job in an empty folder and looks at what became of it."""
     for name, text in case.files.items():
-        path = os.path.join(folder, name)
+        path = os.path.join(directory, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         os.chmod(path, 0o755)
     options = ["--fork-ranks", "on", "--preload", case.preload, "--nproc-per-node", str(case.ranks)]
-    options += ["--log-dir", os.path.join(folder, "logs"), *case.options]
+    options += ["--log-dir", os.path.join(directory, "logs"), *case.options]
     if "--nnodes" in case.options:
         options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}", "--rdzv-id", "job"]
     else:
         options.append("--standalone")
     began_s = time.monotonic()
-    job = Job(folder, [BOOTRUN, *options, *case.entry], environ_of(case, folder, base), case.stdin)
+    job = Job(directory, [BOOTRUN, *options, *case.entry], environ_of(case, directory, base), case.stdin)
     try:
         if case.act is not None:
             case.act(job)
@@ -651,40 +649,40 @@ def run_case(case: Case, folder: str, base: Mapping[str, str] = os.environ) -> O
         job.close()
     seconds = time.monotonic() - began_s
     said = [line.removeprefix(PREFIX) for line in job.text().splitlines() if line.startswith(PREFIX)]
-    return Outcome(case, said, find_problem(case, folder, statuses, said, seconds), seconds, job.text())
+    return Outcome(case, said, find_problem(case, directory, statuses, said, seconds), seconds, job.text())
 
 
-def find_problem(case: Case, folder: str, statuses: list[int], said: list[str], seconds: float) -> str:
+def find_problem(case: Case, directory: str, statuses: list[int], said: list[str], seconds: float) -> str:
     """What was not as the case says."""
     if any(statuses):
         return f"exit status {statuses}"
     attempt = len(case.how) - 1
     ranks = case.ranks * len(statuses)
-    missing = [n for n in range(ranks) if not os.path.exists(f"{folder}/ran-{attempt}-{n}")]
+    missing = [n for n in range(ranks) if not os.path.exists(f"{directory}/ran-{attempt}-{n}")]
     if missing:
         return f"ranks {missing} did not run"
-    how = [started_by(folder, number, case.ranks) for number in range(len(case.how))]
+    how = [started_by(directory, number, case.ranks) for number in range(len(case.how))]
     if tuple(how) != case.how:
         return f"ranks were started by {how}"
     if len(said) != bool(case.says) or any(case.says not in line for line in said):
         return f"said {said} and not {case.says!r}"
-    return "" if seconds <= case.most_s else f"took {seconds:.1f} s"
+    return "" if seconds <= case.max_s else f"took {seconds:.1f} s"
 
 
-def started_by(folder: str, attempt: int, ranks: int) -> str:
+def started_by(directory: str, attempt: int, ranks: int) -> str:
     """How the ranks of an attempt were started, on the first node."""
     how = [
         str(event["attrs"].get("how"))
-        for event in read_events(folder)
+        for event in read_events(directory)
         if event["name"] == "rank_started" and event["attempt"] == attempt and event["rank"] < ranks
     ]
     return how[0] if how == [how[0]] * ranks else ", ".join(how)
 
 
-def read_events(folder: str) -> list[dict[str, Any]]:
+def read_events(directory: str) -> list[dict[str, Any]]:
     """bootrun's own events, the unfinished last line left out."""
     found = []
-    for path in glob.glob(os.path.join(folder, "logs", "*", "events", "agent-*.jsonl")):
+    for path in glob.glob(os.path.join(directory, "logs", "*", "events", "agent-*.jsonl")):
         with open(path, encoding="utf-8") as file:
             found += [json.loads(line) for line in file if line.endswith("\n")]
     return found
@@ -712,9 +710,9 @@ def run(args: argparse.Namespace) -> Figures:
         if reason:
             note(f"left out: {case.name}: {reason}")
             continue
-        with tempfile.TemporaryDirectory(prefix="bench-fallbacks-") as folder:
-            outcome = run_case(case, folder)
-            row = format_row(outcome).replace(folder, "...")
+        with tempfile.TemporaryDirectory(prefix="bench-fallbacks-") as directory:
+            outcome = run_case(case, directory)
+            row = format_row(outcome).replace(directory, "...")
         print(row, flush=True)
         if args.verbose or outcome.problem:
             note(outcome.output)

@@ -189,22 +189,22 @@ def run_once(argv: Sequence[str], name: str, place: Place, cache: str, settle_s:
     """One start with one restart."""
     from bench.fork import DEADLINE_S, NOT_FORKED, environ_of, read_events, read_moments
 
-    folder = place.fresh()
-    environ = {**environ_of(place, folder, cache), "BENCH_FORK_SETTLE_S": str(settle_s)}
+    directory = place.fresh()
+    environ = {**environ_of(place, directory, cache), "BENCH_FORK_SETTLE_S": str(settle_s)}
     words = [
         *argv,
         "--max-restarts",
         "1",
         "--log-dir",
-        os.path.join(folder, "logs"),
+        os.path.join(directory, "logs"),
         place.script(f"program_{name}.py"),
     ]
     (ended,) = run_all([words], environ, place.folder, DEADLINE_S)
-    first_ns = max(past for past, _ in read_moments(folder, "past-0", RANKS))
-    again_ns = max(past for past, _ in read_moments(folder, "past-1", RANKS))
-    with open(os.path.join(folder, "death"), encoding="ascii") as file:
+    first_ns = max(past for past, _ in read_moments(directory, "past-0", RANKS))
+    again_ns = max(past for past, _ in read_moments(directory, "past-1", RANKS))
+    with open(os.path.join(directory, "death"), encoding="ascii") as file:
         death_ns = int(file.read())
-    events = read_events(os.path.join(folder, "logs"))
+    events = read_events(os.path.join(directory, "logs"))
     hows = [str(event["attrs"].get("how")) for event in events if event["name"] == "rank_started"]
     why = [line.partition(NOT_FORKED)[2] for line in ended.output.splitlines() if NOT_FORKED in line]
     return Times((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9, "".join([" ".join(hows), *why]))
@@ -220,11 +220,11 @@ def measure(figures: Figures, rounds: int, names: Sequence[str]) -> None:
         if missing:
             note(f"{name} is left out: {', '.join(missing)} not installed (pip install '.[bench]')")
             continue
-        with tempfile.TemporaryDirectory(prefix="bench-programs-") as folder:
-            place = make_place(folder)
+        with tempfile.TemporaryDirectory(prefix="bench-programs-") as directory:
+            place = make_place(directory)
             with open(place.script(f"program_{name}.py"), "w", encoding="utf-8") as file:
                 file.write(text + HARNESS)
-            cache = os.path.join(folder, "cache")
+            cache = os.path.join(directory, "cache")
             ways = {"torchrun": command("torchrun", RANKS), "bootrun": command("bootrun", RANKS)}
             # bootrun shows itself what is imported, and all that is read comes into the page cache.
             tell(

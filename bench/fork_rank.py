@@ -15,20 +15,20 @@ import time
 import torch
 import torch.distributed as dist
 
-FOLDER = os.environ["BENCH_FORK_FOLDER"]
+DIRECTORY = os.environ["BENCH_FORK_FOLDER"]
 RANK = os.environ["RANK"]
 STEPS = 100
 
 
 def write(name: str, text: str) -> None:
-    path = os.path.join(FOLDER, name)
+    path = os.path.join(DIRECTORY, name)
     with open(path + ".part", "w", encoding="ascii") as file:
         file.write(text)
     os.rename(path + ".part", path)
 
 
 def wait_for(*names: str) -> None:
-    while not all(os.path.exists(os.path.join(FOLDER, name)) for name in names):
+    while not all(os.path.exists(os.path.join(DIRECTORY, name)) for name in names):
         time.sleep(0.005)
 
 

@@ -31,7 +31,7 @@ ROUNDS = 3
 LIMIT_S = 520.0  # of all: with the machine's start less than nine minutes
 RESERVE_S = 5.0  # for what is left to do when the last section ends
 ENDS_WITHIN_S = 5.0  # a process that was killed; one that the driver of a GPU holds may not
-LEAST_S = 10.0  # a section is not begun with less
+MIN_S = 10.0  # a section is not begun with less
 SIZES = ("full", "small", "tiny")
 TARGETS = {
     "gpu.tests_failed": Target(at_most=0),
@@ -89,18 +89,18 @@ def run(args: argparse.Namespace) -> Figures:
     figures = Figures()
     figures.facts = {**facts, "size": size, "sections": {}}
     logs = os.path.dirname(os.path.abspath(args.json)) if args.json else ""
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-", dir=find_disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-", dir=find_disk()) as directory:
         for name in args.sections:
             part = SECTIONS[name]
             left_s = end_s - time.monotonic() - RESERVE_S
             if part.needs_gpu and not has_gpu:
                 outcome = "not run: no GPU"
-            elif left_s < LEAST_S:
+            elif left_s < MIN_S:
                 outcome = "not run: no time left"
             else:
                 words = [part.module, "cuda" if has_gpu else "cpu", size, str(args.rounds)]
                 own_s = part.limit_s * max(1.0, args.limit_s / LIMIT_S)  # a slow machine may be given more
-                outcome = run_section(name, words, min(own_s, left_s), folder, logs or folder, figures)
+                outcome = run_section(name, words, min(own_s, left_s), directory, logs or directory, figures)
             figures.facts["sections"][name] = outcome
             note(f"{name}: {outcome}")
             if args.json:  # what follows may be cut off
@@ -114,9 +114,10 @@ def run(args: argparse.Namespace) -> Figures:
 
 def find_disk() -> str:
     """A folder for what sections write that is no memory, if there is one."""
-    folders = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
+    directories = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     return next(
-        (each for each in folders if os.path.isdir(each) and file_system(each) not in MEMORY_SYSTEMS), folders[0]
+        (each for each in directories if os.path.isdir(each) and file_system(each) not in MEMORY_SYSTEMS),
+        directories[0],
     )
 
 
@@ -133,11 +134,11 @@ def ask_for_gpu() -> dict[str, Any]:
     return found
 
 
-def run_section(name: str, words: list[str], limit_s: float, folder: str, logs: str, figures: Figures) -> str:
+def run_section(name: str, words: list[str], limit_s: float, directory: str, logs: str, figures: Figures) -> str:
     """Runs a section to its end, or to its limit; adds what it has measured. Returns how it ended, in words."""
     os.makedirs(logs, exist_ok=True)
-    log, told = os.path.join(logs, f"gpu-{name}.log"), os.path.join(folder, f"{name}.jsonl")
-    own = os.path.join(folder, name)
+    log, told = os.path.join(logs, f"gpu-{name}.log"), os.path.join(directory, f"{name}.jsonl")
+    own = os.path.join(directory, name)
     os.makedirs(own)
     command = [sys.executable, "-m", "bench.gpu_section", *words, own, told, f"{limit_s:.0f}"]
     began_s = time.monotonic()
@@ -150,7 +151,7 @@ def run_section(name: str, words: list[str], limit_s: float, folder: str, logs: 
     end_all()
     program.poll()
     took_s = time.monotonic() - began_s
-    samples = read_told(told, figures)
+    samples = read_reported(told, figures)
     what = f"{samples} samples, {took_s:.0f} s"
     if status is None:
         return f"FAILED: not done within {limit_s:.0f} s; {what} ({os.path.basename(log)})"
@@ -179,7 +180,7 @@ def end_all() -> None:
         time.sleep(0.02)
 
 
-def read_told(path: str, figures: Figures) -> int:
+def read_reported(path: str, figures: Figures) -> int:
     """Adds the samples that a section has written, as figures; says what it has said. Returns their number."""
     found: dict[tuple[str, str], list[float]] = {}
     try:

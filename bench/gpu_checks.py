@@ -17,7 +17,7 @@ CHECK_S = 25.0
 
 def measure(section: Section) -> None:
     """With the devices that are there, then with one more, which has to fail."""
-    from launcher.devices import count_devices
+    from launcher.ranks.devices import count_devices
 
     count = count_devices("gpu", os.environ)
     section.sample("check_devices_counted", "devices", count)

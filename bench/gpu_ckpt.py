@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COUNTS = {"full": 32, "small": 1}  # tensors of 128 MiB, as layers of large models have them
 LOADERS = ("bootseer", "safetensors", "runai")
-LEAST_S = 20.0
+MIN_S = 20.0
 LOAD_S = 60.0
 
 
@@ -51,7 +51,7 @@ def measure(section: Section) -> None:
     sums: dict[str, Any] = {}
     state = "ckpt"
     for number in range(section.rounds):
-        if section.left_s() < LEAST_S:
+        if section.left_s() < MIN_S:
             section.say(f"no time for round {number + 1}")
             break
         seconds: dict[str, float] = {}

@@ -26,7 +26,7 @@ JOBS = {  # name: flags, and whose home
     "again": (("--keep-caches", *EXEC), "kept"),
     "fork": (("--keep-caches",), "kept"),
 }
-LEAST_S = 12.0
+MIN_S = 12.0
 
 
 def measure(section: Section) -> None:
@@ -37,7 +37,7 @@ def measure(section: Section) -> None:
     place = make_place(section.folder)
     cold: dict[str, Any] = {}
     for name in JOBS:
-        if section.left_s() < LEAST_S:
+        if section.left_s() < MIN_S:
             section.say(f"no time for {name}")
             break
         found = run_job(place, name, [section.device, *SIZES[section.size]], section.left_s() - 3)
@@ -72,8 +72,8 @@ def run_job(place: Place, name: str, words: list[str], limit_s: float) -> dict[s
     for variable in list(environ):
         if variable.startswith(("TORCHINDUCTOR_", "TRITON_", "CUDA_CACHE_", "XDG_CACHE_HOME")):
             del environ[variable]
-    folder = place.fresh()
-    logs = os.path.join(folder, "logs")
+    directory = place.fresh()
+    logs = os.path.join(directory, "logs")
     command = [
         os.path.join(SCRIPTS, "bootrun"),
         "--standalone",
@@ -83,9 +83,9 @@ def run_job(place: Place, name: str, words: list[str], limit_s: float) -> dict[s
         logs,
         *flags,
     ]
-    command += [os.path.join(HERE, "gpu_compile_rank.py"), folder, *words]
+    command += [os.path.join(HERE, "gpu_compile_rank.py"), directory, *words]
     (ended,) = run_all([command], environ, place.folder, limit_s)
-    with open(os.path.join(folder, "steps.json"), encoding="ascii") as file:
+    with open(os.path.join(directory, "steps.json"), encoding="ascii") as file:
         found: dict[str, Any] = json.load(file)
     how = [event["attrs"].get("how") for event in read_events(logs) if event["name"] == "rank_started"]
     if EXEC[1] not in flags and how != ["fork"]:

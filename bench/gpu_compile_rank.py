@@ -1,6 +1,6 @@
 """What the rank of `bench gpu` runs, section `compile`: a plain script that knows no cache.
 
-`gpu_compile_rank.py FOLDER DEVICE LAYERS WIDTH LENGTH` writes `steps.json` into FOLDER. Blocks and loss are
+`gpu_compile_rank.py DIRECTORY DEVICE LAYERS WIDTH LENGTH` writes `steps.json` into FOLDER. Blocks and loss are
 compiled one by one, as large models are trained.
 """
 
@@ -34,7 +34,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 def main() -> None:
-    folder, kind = sys.argv[1:3]
+    directory, kind = sys.argv[1:3]
     layers, width, length = map(int, sys.argv[3:])
     torch.manual_seed(0)
     device = torch.device(kind)
@@ -67,7 +67,7 @@ def main() -> None:
         "misses": found.get("autograd_cache_miss", 0) + found.get("fxgraph_cache_miss", 0),
         "stepped_ns": stepped_ns,
     }
-    with open(os.path.join(folder, "steps.json"), "w", encoding="ascii") as file:
+    with open(os.path.join(directory, "steps.json"), "w", encoding="ascii") as file:
         json.dump(said, file)
     os._exit(0)  # compilers' processes have not to be waited for
 

@@ -24,7 +24,7 @@ from bench.trace_jobs import NCCL_AT_STEP, NCCL_CAUSES
 
 RANKS, CULPRIT, AT_STEP = 4, 3, 60
 REPORT_S = 45.0  # from the job's start: all import torch, make their steps, and stand still
-LEAST_S = 20.0
+MIN_S = 20.0
 JOB = """
 import os, sys, time
 import torch
@@ -97,7 +97,7 @@ def measure(section: Section) -> None:
     for name, case in cases_of(section.device).items():
         if case.needs_gpu and not section.has_gpu:
             section.say(f"{name}: not run: no GPU")
-        elif section.left_s() < LEAST_S:
+        elif section.left_s() < MIN_S:
             section.say(f"{name}: no time left")
         else:
             judge(section, name, case)
@@ -124,8 +124,8 @@ def judge(section: Section, name: str, case: Case) -> None:
 def run_job(section: Section, name: str, case: Case) -> tuple[dict[str, Any], list[str]]:
     """Its report of a standstill, empty for none, and what bootrun said."""
     place = make_place(section.folder)
-    folder = place.fresh()
-    script, logs = os.path.join(folder, "job.py"), os.path.join(folder, "logs")
+    directory = place.fresh()
+    script, logs = os.path.join(directory, "job.py"), os.path.join(directory, "logs")
     with open(script, "w", encoding="ascii") as file:
         file.write(case.text)
     flags = ["--standalone", "--nproc-per-node", str(RANKS), "--local-addr", "127.0.0.1"]
@@ -141,7 +141,7 @@ def run_job(section: Section, name: str, case: Case) -> tuple[dict[str, Any], li
     ]
     environ = {**place.environ, "GLOO_SOCKET_IFNAME": "lo"}
     end_s = time.monotonic() + min(REPORT_S, section.left_s() - 5)
-    with open(os.path.join(folder, "said"), "wb") as said:
+    with open(os.path.join(directory, "said"), "wb") as said:
         job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environ)
     try:
         while job.poll() is None and time.monotonic() < end_s:
@@ -159,7 +159,7 @@ def run_job(section: Section, name: str, case: Case) -> tuple[dict[str, Any], li
         except subprocess.TimeoutExpired:
             job.kill()
             job.wait()
-        with open(os.path.join(folder, "said"), encoding="utf-8", errors="replace") as file:
+        with open(os.path.join(directory, "said"), encoding="utf-8", errors="replace") as file:
             text = file.read()
         print(f"== {name}\n{text[-4000:]}", file=sys.stderr)
     return {}, text.splitlines()

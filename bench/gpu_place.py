@@ -20,8 +20,8 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WHEELS = os.path.join(ROOT, "out", "wheels")
 VENV = os.path.join(ROOT, "out", "gpu-venv")
-LEAST_PYTHON = (3, 11)
-MOST_BYTES = 48 << 20  # of all wheels: with this folder less than 64 MiB
+MIN_PYTHON = (3, 11)
+MAX_BYTES = 48 << 20  # of all wheels: with this folder less than 64 MiB
 NEWEST_GLIBC = 39  # 2.N; pip takes no wheel for an older one by itself
 # Versions as in pyproject.toml. What comes with torch and transformers is not taken along.
 PACKAGES = (
@@ -46,12 +46,11 @@ PACKAGES = (
         "hypothesis>=6.100",
         "sortedcontainers",
     ),
-    "psutil>=6",
 )
 # What has to be there for all sections, as modules.
 NEEDED = (
     *("torch", "msgspec", "typer", "zstandard", "lz4", "blake3", "crc32c", "cryptography", "safetensors"),
-    *("urllib3", "pytest", "pytest_timeout", "hypothesis", "psutil"),
+    *("urllib3", "pytest", "pytest_timeout", "hypothesis"),
 )
 ASK = """
 import importlib.util, json, os, site, sys, sysconfig
@@ -88,8 +87,8 @@ def gather(version: str) -> int:
         return 1
     sizes = [entry.stat().st_size for entry in os.scandir(WHEELS)]
     print(f"{len(sizes)} wheels for Python {version}, {sum(sizes) / 2**20:.0f} MiB: {os.path.relpath(WHEELS)}")
-    if sum(sizes) > MOST_BYTES:
-        print(f"more than {MOST_BYTES >> 20} MiB: too much to be taken along", file=sys.stderr)
+    if sum(sizes) > MAX_BYTES:
+        print(f"more than {MAX_BYTES >> 20} MiB: too much to be taken along", file=sys.stderr)
         return 1
     return 0
 
@@ -108,7 +107,7 @@ def make() -> int:
             print(about["python"])
             return 0
     base = found[0]
-    if tuple(base["version"]) < LEAST_PYTHON:
+    if tuple(base["version"]) < MIN_PYTHON:
         return fail(f"{base['python']} is older than Python 3.11: name another one with torch as PYTHON=...")
     return build(base)
 
@@ -164,7 +163,7 @@ def build(base: dict[str, Any]) -> int:
     return 0
 
 
-def install(wheel: str, folder: str) -> None:
+def install(wheel: str, directory: str) -> None:
     """Unpacks a wheel, as pip would, without the programs that come with it: not everywhere is a pip."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
@@ -173,16 +172,16 @@ def install(wheel: str, folder: str) -> None:
                 if parts[1] not in ("purelib", "platlib"):
                     continue
                 member.filename = "/".join(parts[2:])
-            archive.extract(member, folder)
+            archive.extract(member, directory)
 
 
-def write_metadata(folder: str) -> None:
+def write_metadata(directory: str) -> None:
     """What an installation of this folder would have said of itself."""
     with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
         text = file.read()
     version = re.search(r'^version = "(.+)"', text, re.MULTILINE)
     number = version.group(1) if version else "0"
-    path = os.path.join(folder, f"bootseer-{number}.dist-info")
+    path = os.path.join(directory, f"bootseer-{number}.dist-info")
     os.makedirs(path, exist_ok=True)
     with open(os.path.join(path, "METADATA"), "w", encoding="utf-8") as file:
         file.write(f"Metadata-Version: 2.1\nName: bootseer\nVersion: {number}\n")

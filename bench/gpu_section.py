@@ -1,4 +1,4 @@
-"""One section of `bench gpu`: `python -m bench.gpu_section MODULE DEVICE SIZE ROUNDS FOLDER TOLD LIMIT_S`.
+"""One section of `bench gpu`: `python -m bench.gpu_section MODULE DEVICE SIZE ROUNDS DIRECTORY TOLD LIMIT_S`.
 
 Whatever it measures is a line of JSON in the file TOLD at once: a section that is ended has not measured in vain.
 A section is a module with `measure(section)`.
@@ -23,7 +23,7 @@ class Section:
         self.size = size  # one of bench.gpu.SIZES
         self.rounds = rounds
         self.folder = folder  # of its own, empty
-        self._told = told
+        self._reported = told
         self._end_s = time.monotonic() + limit_s
 
     @property
@@ -44,17 +44,17 @@ class Section:
         self._tell(say=text)
 
     def _tell(self, **fields: object) -> None:
-        with open(self._told, "a", encoding="utf-8") as file:
+        with open(self._reported, "a", encoding="utf-8") as file:
             file.write(json.dumps(fields) + "\n")
 
 
 def main(argv: list[str]) -> int:
     """Runs it; returns the exit status."""
-    module, device, size, rounds, folder, told, limit_s = argv
+    module, device, size, rounds, directory, told, limit_s = argv
     become_subreaper()
-    os.environ["TMPDIR"] = folder
+    os.environ["TMPDIR"] = directory
     try:
-        measure_of(module)(Section(device, size, int(rounds), folder, told, float(limit_s)))
+        measure_of(module)(Section(device, size, int(rounds), directory, told, float(limit_s)))
     except Exception as error:
         import traceback
 

@@ -25,7 +25,7 @@ from bench.record import BenchError
 
 RANKS, NCCL_RANKS = 4, 2
 SCRIPT = "gpu_start_rank.py"
-LEAST_ROUND_S = 25.0  # less is left: no further round
+MIN_ROUND_S = 25.0  # less is left: no further round
 
 
 class Way(NamedTuple):
@@ -65,13 +65,13 @@ def measure(section: Section) -> None:
     job = [section.device, "gloo", *modules] if not is_tiny else ["none", "none"]
     took_s = 0.0
     for number in range(1 if is_tiny else section.rounds):
-        if number and section.left_s() < max(LEAST_ROUND_S, took_s):
+        if number and section.left_s() < max(MIN_ROUND_S, took_s):
             section.say(f"no time for round {number + 1}")
             break
         began_s = time.monotonic()
         run_round(section, place, number, ways, ranks, job, "")
         took_s = time.monotonic() - began_s
-    if section.has_gpu and section.left_s() > LEAST_ROUND_S:
+    if section.has_gpu and section.left_s() > MIN_ROUND_S:
         run_round(section, place, 0, ways, NCCL_RANKS, [section.device, "nccl", *modules], "nccl_")
 
 
@@ -105,22 +105,22 @@ def run_round(
 
 def run_job(way: Way, place: Place, ranks: int, job: list[str]) -> Took:
     """A job whose last rank dies once."""
-    folder = place.fresh()
-    logs = os.path.join(folder, "logs")
+    directory = place.fresh()
+    logs = os.path.join(directory, "logs")
     command = [os.path.join(SCRIPTS, way.program), "--standalone", "--nproc-per-node", str(ranks), *way.flags]
     command += ["--local-addr", "127.0.0.1"]  # where there is no network names may not be found
-    command += ["--max-restarts", "1", "--log-dir", logs, place.script(SCRIPT), folder, *job]
+    command += ["--max-restarts", "1", "--log-dir", logs, place.script(SCRIPT), directory, *job]
     # The moment of death has no fixed relation to the moments at which a launcher looks.
     environ = {**place.environ, SHARING_OFF: "1", "BENCH_SETTLE_S": str(random.uniform(0.3, 0.5))}
     environ["GLOO_SOCKET_IFNAME"] = "lo"
     (ended,) = run_all([command], environ, place.folder, 120.0)
     if way.is_forked:
         check_forked(logs, ended.output, 2 * ranks)
-    first_ns = max(past_ns for past_ns, _ in read_moments(folder, "past-0", ranks))
-    again_ns = max(past_ns for past_ns, _ in read_moments(folder, "past-1", ranks))
-    with open(os.path.join(folder, "death"), encoding="ascii") as file:
+    first_ns = max(past_ns for past_ns, _ in read_moments(directory, "past-0", ranks))
+    again_ns = max(past_ns for past_ns, _ in read_moments(directory, "past-1", ranks))
+    with open(os.path.join(directory, "death"), encoding="ascii") as file:
         death_ns = int(file.read())
     if not ended.began_ns < first_ns < death_ns < again_ns:
         raise BenchError(f"out of order: {ended.began_ns}, {first_ns}, {death_ns}, {again_ns}")
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
     return Took((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9)

@@ -1,6 +1,6 @@
 """What the ranks of `bench gpu` run, section `start`: a plain script that knows no launcher.
 
-`gpu_start_rank.py FOLDER DEVICE BACKEND [MODULE...]`: imports torch and the modules, makes a context on the
+`gpu_start_rank.py DIRECTORY DEVICE BACKEND [MODULE...]`: imports torch and the modules, makes a context on the
 device, joins, all-reduces there, and writes when it was past that to `past-ATTEMPT-RANK`. The last rank of attempt
 0 waits for the others and kills itself. DEVICE none: without torch.
 """
@@ -11,13 +11,13 @@ import signal
 import sys
 import time
 
-FOLDER, DEVICE, BACKEND, *MODULES = sys.argv[1:]
+DIRECTORY, DEVICE, BACKEND, *MODULES = sys.argv[1:]
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def write(name: str, text: str) -> None:
-    path = os.path.join(FOLDER, name)
+    path = os.path.join(DIRECTORY, name)
     with open(path + ".part", "w", encoding="ascii") as file:
         file.write(text)
     os.rename(path + ".part", path)
@@ -46,7 +46,7 @@ def main() -> None:
     if DEVICE != "none":
         reduce_on_device()
     write(f"past-{ATTEMPT}-{RANK}", f"{time.monotonic_ns()} {os.getpid()}")
-    others = [os.path.join(FOLDER, f"past-{ATTEMPT}-{rank}") for rank in range(SIZE)]
+    others = [os.path.join(DIRECTORY, f"past-{ATTEMPT}-{rank}") for rank in range(SIZE)]
     while not all(map(os.path.exists, others)):
         time.sleep(0.005)
     if ATTEMPT == "0":

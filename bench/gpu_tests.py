@@ -12,8 +12,8 @@ from bench.ckpt_run import ROOT
 from bench.gpu_section import Section
 from bench.record import BenchError
 
-ALSO = ("tests/integration/test_fork_devices.py", "tests/unit/launcher/test_devices.py")
-LEAST_S = 15.0
+ALSO = ("tests/integration/test_fork_devices.py", "tests/unit/launcher/ranks/test_devices.py")
+MIN_S = 15.0
 MARK = "pytest.mark.gpu"
 AT_ONCE = 4  # tests: most of their time imports torch
 
@@ -21,15 +21,15 @@ AT_ONCE = 4  # tests: most of their time imports torch
 def measure(section: Section) -> None:
     """Both, as far as there is time."""
     run_tests(section, "tests", ["-m", "gpu", *find_files()])
-    if section.left_s() > LEAST_S:
+    if section.left_s() > MIN_S:
         run_tests(section, "other_tests", list(ALSO))
 
 
 def find_files() -> list[str]:
     """Files with such tests: to collect all takes longer than to run these, and needs what is not there."""
     found = []
-    for folder, _, names in os.walk(os.path.join(ROOT, "tests")):
-        for path in [os.path.join(folder, name) for name in names if name.startswith("test_")]:
+    for directory, _, names in os.walk(os.path.join(ROOT, "tests")):
+        for path in [os.path.join(directory, name) for name in names if name.startswith("test_")]:
             with open(path, encoding="utf-8", errors="replace") as file:
                 if MARK in file.read():
                     found.append(os.path.relpath(path, ROOT))

@@ -71,13 +71,13 @@ def run(args: argparse.Namespace) -> Figures:
     if cases != args.cases:
         note("env is left out: it needs root")
     samples: dict[tuple[str, str], list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-guard-") as folder:
-        ours = put_together("ours", ROOT, folder)
-        theirs = put_together("theirs", check_out(commit, folder), folder)
-        place = launch.make_place(folder)
+    with tempfile.TemporaryDirectory(prefix="bench-guard-") as directory:
+        ours = put_together("ours", ROOT, directory)
+        theirs = put_together("theirs", check_out(commit, directory), directory)
+        place = launch.make_place(directory)
         for script in ("fork_rank.py", "fork_floor.py"):
-            shutil.copy(os.path.join(launch.HERE, script), folder)
-        measures = measures_of(folder)
+            shutil.copy(os.path.join(launch.HERE, script), directory)
+        measures = measures_of(directory)
         for number in range(-1, args.rounds):
             for case in cases:
                 for product in (ours, theirs) if number % 2 else (theirs, ours):
@@ -107,9 +107,9 @@ def find_last_release() -> str:
     return _git("log", "-1", "--format=%H", f"-S{headings[0]}", "--", "CHANGELOG.md").strip()
 
 
-def check_out(commit: str, folder: str) -> str:
+def check_out(commit: str, directory: str) -> str:
     """The packages of an earlier commit."""
-    root = os.path.join(folder, "earlier")
+    root = os.path.join(directory, "earlier")
     os.mkdir(root)
     names = [name for name in _git("ls-tree", "--name-only", commit).split() if name in (*PACKAGES, ENTRY)]
     packed = subprocess.run(["git", "-C", ROOT, "archive", commit, *names], check=False, capture_output=True)
@@ -119,9 +119,9 @@ def check_out(commit: str, folder: str) -> str:
     return root
 
 
-def put_together(name: str, product: str, folder: str) -> Product:
+def put_together(name: str, product: str, directory: str) -> Product:
     """A folder in which `python -m bench` and bin/bootrun have the packages of this product."""
-    root = os.path.join(folder, name)
+    root = os.path.join(directory, name)
     os.makedirs(os.path.join(root, "bin"))
     if os.path.exists(os.path.join(product, ENTRY)):
         shutil.copy(os.path.join(product, ENTRY), root)
@@ -141,9 +141,9 @@ def put_together(name: str, product: str, folder: str) -> Product:
     return Product(name, root)
 
 
-def measures_of(folder: str) -> dict[str, Measure]:
+def measures_of(directory: str) -> dict[str, Measure]:
     """How each case is measured."""
-    tree = os.path.join(folder, "files")
+    tree = os.path.join(directory, "files")
     os.mkdir(tree)
     for number in range(FILES):
         with open(os.path.join(tree, f"part{number}.py"), "w", encoding="ascii") as file:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from bench.hang_jobs import CADENCES_S, HANGS, LOOK_S, TRAPS, Job, Plan, draw_plan, tame
 from bench.record import Figures, Target
-from launcher.supervise.facts import Hang, HangKind
-from launcher.supervise.hang import HangDetector, HangSettings
+from launcher.base.facts import Hang, HangKind
+from launcher.monitor.hang.detector import HangDetector
+from launcher.monitor.hang.settings import HangSettings
 
 ROUNDS = 1
 LATE_S = 1.5  # what looks every 2 s and late reports of nodes add here; near a limit nodes look every 0.5 s
@@ -150,7 +151,7 @@ def hang_once(
     step_s: float,
     kind: str,
     world: int | None = None,
-    most_after_s: float = 1800.0,
+    max_after_s: float = 1800.0,
     tamed: bool = False,
 ) -> Found:
     """A job that hangs, until that is told or much time has passed."""
@@ -160,7 +161,7 @@ def hang_once(
         plan = draw_plan(random, step_s, world)._replace(very_late=False)
     if tamed:
         plan = tame(plan)
-    job = Job(plan, random, kind, random.uniform(0, most_after_s))
+    job = Job(plan, random, kind, random.uniform(0, max_after_s))
     detector = HangDetector(plan.world)
     now_s, until_s, false = 0.0, inf, False
     while now_s < until_s:

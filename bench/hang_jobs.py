@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-from launcher.supervise.facts import RankFacts
+from launcher.base.facts import RankFacts
 
 LOOK_S = 2.0
 CADENCES_S = (0.05, 2.0, 15.0)

@@ -21,14 +21,14 @@ from collections.abc import Mapping, Sequence
 from bench import image_blocks, image_hot
 from bench.ckpt_pages import check_disk
 from bench.ckpt_run import order
-from bench.image_kept import Built, default_folder, kept_bytes, prepare
+from bench.image_kept import Built, default_directory, kept_bytes, prepare
 from bench.image_layers import unpacker
 from bench.image_programs import IMPORT, TRAIN, Program
 from bench.image_remote import Link, Remote
 from bench.image_tree import NEEDED_BYTES, Root, make_root
 from bench.image_ways import REMOTE, WAYS, Bench, Sample
 from bench.record import BenchError, Figures, Target, note
-from bootseer.mounts.tree_mount import probe_mount
+from bootseer.mounts.tree_daemon.mount import probe_mount
 
 ROUNDS = 7
 HOT_RUNS = 3
@@ -65,19 +65,19 @@ def run(args: argparse.Namespace) -> Figures:
     kind = args.tree if args.tree in ("cuda", "cpu") else os.path.abspath(args.tree)
     # So that on SIGTERM, too, what was mounted and started is ended and what was written is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    above = os.path.abspath(args.folder) if args.folder else default_folder()
-    folder = os.path.join(above, args.tree if args.tree in ("cuda", "cpu") else "own")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    above = os.path.abspath(args.folder) if args.folder else default_directory()
+    directory = os.path.join(above, args.tree if args.tree in ("cuda", "cpu") else "own")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     needed = NEEDED_BYTES.get(args.tree, NEEDED_BYTES[""])
-    check_disk(folder, needed - kept_bytes(folder))
-    root = make_root(kind, folder)
+    check_disk(directory, needed - kept_bytes(directory))
+    root = make_root(kind, directory)
     programs = [each for each in root.programs if not args.program or each.name in args.program]
     if not programs:
         raise BenchError(f"--program {' '.join(args.program)}: without torch only {IMPORT} can be started")
     note(f"{root.of}: {root.files} files, {root.size / 1e9:.2f} GB")
     if args.blocks:
         return image_blocks.measure(root, programs[0], above, args.rounds)
-    built = prepare(root, folder)
+    built = prepare(root, directory)
     figures = context(root, built)
     with (
         tempfile.TemporaryDirectory(prefix="node-", dir=above) as node,

@@ -54,9 +54,9 @@ def measure(root: Root, program: Program, above: str, rounds: int) -> Figures:
     return figures
 
 
-def prepare(root: Root, folder: str, size_kib: int, stack: contextlib.ExitStack) -> tuple[Bench, int, int]:
+def prepare(root: Root, directory: str, size_kib: int, stack: contextlib.ExitStack) -> tuple[Bench, int, int]:
     """The tree of a root in blocks of this size behind a remote of its own; its blocks; its stored bytes."""
-    package, data, node = (os.path.join(folder, name) for name in ("package", "data", "node"))
+    package, data, node = (os.path.join(directory, name) for name in ("package", "data", "node"))
     make_package(package, size_kib)
     os.makedirs(data)
     os.makedirs(node)
@@ -65,19 +65,19 @@ def prepare(root: Root, folder: str, size_kib: int, stack: contextlib.ExitStack)
     about = json.loads(seen)
     if about["device_bytes"] != about["blocks"] * (size_kib << 10):
         raise BenchError(f"the tree for {size_kib} KiB has other blocks: was the copy of the packages not used?")
-    remote = stack.enter_context(Remote(data, os.path.join(folder, "remote.log")))
+    remote = stack.enter_context(Remote(data, os.path.join(directory, "remote.log")))
     bench = Bench(root.folder, node, data, remote, str(built["digest"]), package=package)
     return bench, int(about["blocks"]), int(about["stored_bytes"])
 
 
-def make_package(folder: str, size_kib: int) -> None:
+def make_package(directory: str, size_kib: int) -> None:
     """A copy of our packages with blocks of another size. Raises: BenchError."""
     for name in PACKAGES:
         shutil.copytree(
-            os.path.join(ROOT, name), os.path.join(folder, name), ignore=shutil.ignore_patterns("__pycache__")
+            os.path.join(ROOT, name), os.path.join(directory, name), ignore=shutil.ignore_patterns("__pycache__")
         )
-    shutil.copy(os.path.join(ROOT, ENTRY), folder)  # which finds the packages beside it
-    path = os.path.join(folder, CONSTANT_PATH)
+    shutil.copy(os.path.join(ROOT, ENTRY), directory)  # which finds the packages beside it
+    path = os.path.join(directory, CONSTANT_PATH)
     with open(path, encoding="utf-8") as file:
         text = file.read()
     if text.count(CONSTANT) != 1:

@@ -21,7 +21,7 @@ from bench.image_tree import Root, walk
 from bench.image_ways import NAME, build
 from bench.record import note
 from bootseer import aio
-from bootseer.image.commands import opened
+from bootseer.image.commands.common import opened
 from bootseer.trust import Trust
 
 
@@ -40,10 +40,10 @@ class Built(NamedTuple):
         return len(self.block_bytes)
 
 
-def prepare(root: Root, folder: str) -> Built:
+def prepare(root: Root, directory: str) -> Built:
     """Layers and the tree of a root, made if they are not there yet, or by another builder."""
-    data, keys = os.path.join(folder, "data"), os.path.join(folder, "keys")
-    stamp_path = os.path.join(folder, "built.json")
+    data, keys = os.path.join(directory, "data"), os.path.join(directory, "keys")
+    stamp_path = os.path.join(directory, "built.json")
     layers = make_layers(root.folder, os.path.join(data, "layers"))
     stamp = source_digest()
     try:
@@ -64,9 +64,9 @@ def prepare(root: Root, folder: str) -> Built:
     return Built(data, keys, digest, sizes, len(layers), sum(layer.size for layer in layers))
 
 
-def read_tree(folder: str) -> tuple[str, list[int]]:
+def read_tree(directory: str) -> tuple[str, list[int]]:
     """Digest and stored bytes of all blocks of the tree in a folder of ours."""
-    with opened(folder, name=NAME, trust=Trust.load({})) as tree:
+    with opened(directory, name=NAME, trust=Trust.load({})) as tree:
         found = tree.digest, [tree.index.block(number).stored_bytes for number in range(tree.index.block_count)]
     aio.close()
     return found
@@ -75,19 +75,19 @@ def read_tree(folder: str) -> tuple[str, list[int]]:
 def source_digest() -> str:
     """Of the code that builds trees: another one builds them anew."""
     found = hashlib.sha256()
-    folder = os.path.dirname(tree_package.__file__ or "")
-    for name in sorted(os.listdir(folder)):
+    directory = os.path.dirname(tree_package.__file__ or "")
+    for name in sorted(os.listdir(directory)):
         if name.endswith(".py"):
-            with open(os.path.join(folder, name), "rb") as file:
+            with open(os.path.join(directory, name), "rb") as file:
                 found.update(file.read())
     return found.hexdigest()
 
 
-def kept_bytes(folder: str) -> int:
+def kept_bytes(directory: str) -> int:
     """What earlier runs have left."""
-    return sum(entry.stat(follow_symlinks=False).st_size for entry in walk(folder))
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in walk(directory))
 
 
-def default_folder() -> str:
+def default_directory() -> str:
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(above, "bootseer-bench", "image")

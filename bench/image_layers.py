@@ -43,15 +43,15 @@ class Layer(NamedTuple):
     sha256: str
 
 
-def make_layers(root: str, folder: str) -> list[Layer]:
-    """The layers of a root, written into `folder` if they are not there yet."""
-    path = os.path.join(folder, MANIFEST)
+def make_layers(root: str, directory: str) -> list[Layer]:
+    """The layers of a root, written into `directory` if they are not there yet."""
+    path = os.path.join(directory, MANIFEST)
     if not os.path.exists(path):
         note("making gzip layers")
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(directory, exist_ok=True)
         parts = split(root)
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = list(pool.map(lambda part: _write(root, part[1], folder, part[0]), enumerate(parts)))
+            made = list(pool.map(lambda part: _write(root, part[1], directory, part[0]), enumerate(parts)))
         with open(path, "w", encoding="utf-8") as file:
             json.dump(made, file)
     with open(path, encoding="utf-8") as file:
@@ -90,9 +90,9 @@ def pull(url: str, target: str, keep: str) -> None:
             _unpack(fetched.result(), target)
 
 
-def _write(root: str, paths: Sequence[str], folder: str, number: int) -> Layer:
+def _write(root: str, paths: Sequence[str], directory: str, number: int) -> Layer:
     name = f"layer-{number}.tar.gz"
-    path = os.path.join(folder, name)
+    path = os.path.join(directory, name)
     with (
         open(path, "wb") as raw,
         gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=LEVEL, mtime=0) as packed,
@@ -104,8 +104,8 @@ def _write(root: str, paths: Sequence[str], folder: str, number: int) -> Layer:
         return Layer(name, os.path.getsize(path), hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _fetch(url: str, layer: Layer, folder: str) -> str:
-    path = os.path.join(folder, layer.name)
+def _fetch(url: str, layer: Layer, directory: str) -> str:
+    path = os.path.join(directory, layer.name)
     found = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for data in _read(url):

@@ -17,7 +17,7 @@ from bench.ckpt_run import BOUND, DEADLINE_S
 from bench.record import BenchError
 
 IMPORT, TRAIN = "import", "train"
-FOLDERS = ("dev", "proc", "sys", "tmp")  # that a root has to have
+DIRECTORIES = ("dev", "proc", "sys", "tmp")  # that a root has to have
 ENTER = """\
 mount --rbind /dev "$0/dev" && mount --rbind /proc "$0/proc" && mount --rbind /sys "$0/sys" &&
 mount -t tmpfs tmpfs "$0/tmp" && exec chroot "$0" "$@"
@@ -116,4 +116,4 @@ def run_program(program: Program, root: str) -> str:
 
 def is_root_ready(root: str) -> bool:
     """Whether a folder has what `run_program` needs of it."""
-    return all(os.path.isdir(os.path.join(root, name)) for name in FOLDERS)
+    return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)

@@ -165,7 +165,7 @@ class Server:
     """
 
     def __init__(self, folder: str) -> None:
-        self._folder = os.path.realpath(folder)
+        self._directory = os.path.realpath(folder)
         self._pipe = Pipe(RATE_BYTES_PER_S)
         self._requests = self._sent_bytes = 0
 
@@ -205,8 +205,8 @@ class Server:
                 pass
 
     async def _answer(self, connection: socket.socket, method: str, target: str, headers: dict[str, str]) -> None:
-        path = os.path.realpath(os.path.join(self._folder, unquote(urlsplit(target).path).lstrip("/")))
-        if not path.startswith(self._folder + os.sep) or not os.path.isfile(path):
+        path = os.path.realpath(os.path.join(self._directory, unquote(urlsplit(target).path).lstrip("/")))
+        if not path.startswith(self._directory + os.sep) or not os.path.isfile(path):
             await send_answer(connection, 404, b"")
             return
         with open(path, "rb", buffering=0) as file:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from bench.ckpt_run import make_environ
-from bench.image_programs import FOLDERS, Program, import_program, train_program
+from bench.image_programs import DIRECTORIES, Program, import_program, train_program
 from bench.record import BenchError, note
 
 PREFIX = "/opt/env"
@@ -41,16 +41,16 @@ class Root(NamedTuple):
     programs: list[Program]
 
 
-def make_root(kind: str, folder: str) -> Root:
-    """The root of a kind (cuda, cpu, or a folder of Python modules), made in `folder` if it is not there yet.
+def make_root(kind: str, directory: str) -> Root:
+    """The root of a kind (cuda, cpu, or a folder of Python modules), made in `directory` if it is not there yet.
 
     Raises: BenchError when pip finds no such packages.
     """
     stamp = _stamp(kind)
-    root, stamp_path = os.path.join(folder, "root"), os.path.join(folder, "stamp.json")
+    root, stamp_path = os.path.join(directory, "root"), os.path.join(directory, "stamp.json")
     if not _is_made(stamp_path, stamp) or not os.path.isdir(root):
         note(f"making the tree in {root}")
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(root)
         if kind in ("cuda", "cpu"):
             install(kind, root)
@@ -113,15 +113,15 @@ def add_interpreter(root: str) -> None:
     copy(interpreter, root)
     bases = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     bases |= {f"installed_{name}": value for name, value in bases.items()}
-    for folder in {sysconfig.get_path(name, vars=bases) for name in ("stdlib", "platstdlib")}:
+    for directory in {sysconfig.get_path(name, vars=bases) for name in ("stdlib", "platstdlib")}:
         left_out = shutil.ignore_patterns(*_LEFT_OUT)
-        shutil.copytree(folder, root + folder, symlinks=True, ignore=left_out, dirs_exist_ok=True)
-        modules = glob.glob(f"{folder}/lib-dynload/*.so")
+        shutil.copytree(directory, root + directory, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+        modules = glob.glob(f"{directory}/lib-dynload/*.so")
         for path in shared_libraries([interpreter, *modules]):
             copy(path, root)
     if os.path.exists("/etc/ld.so.cache"):
         copy("/etc/ld.so.cache", root)
-    for name in FOLDERS:
+    for name in DIRECTORIES:
         os.makedirs(os.path.join(root, name), exist_ok=True)
 
 
@@ -145,13 +145,13 @@ def copy(path: str, root: str) -> None:
     shutil.copy2(path, root + path)
 
 
-def regular_files(folder: str) -> list[str]:
+def regular_files(directory: str) -> list[str]:
     """All regular files of a folder."""
-    return [entry.path for entry in walk(folder) if entry.is_file(follow_symlinks=False)]
+    return [entry.path for entry in walk(directory) if entry.is_file(follow_symlinks=False)]
 
 
-def walk(folder: str) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
+def walk(directory: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
         for entry in entries:
             yield entry
             if entry.is_dir(follow_symlinks=False):

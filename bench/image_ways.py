@@ -35,10 +35,10 @@ from bench.image_tree import regular_files
 from bench.record import BenchError
 from bootseer.blocks.trace import Trace, decode, encode, workload_key
 from bootseer.errors import BootseerError
-from bootseer.mounts.tree_mount import MountedTree
-from bootseer.mounts.tree_places import Place
-from bootseer.mounts.tree_traces import PAYLOAD_TYPE
-from bootseer.trust import KeyFolder, seal
+from bootseer.mounts.tree_daemon.mount import MountedTree
+from bootseer.mounts.tree_daemon.places import TreeDirectory
+from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE
+from bootseer.trust import KeyDirectory, seal
 
 WAYS = ("local_cold", "local_warm", "layer_pull", "parallel_full", "lazy", "prefetch", "second")
 REMOTE = ("layer_pull", "parallel_full", "lazy", "prefetch", "second")  # that ask the remote for something
@@ -72,7 +72,7 @@ class Bench:
         """`package`: the folder of a copy of our packages that is measured in place of them."""
         self.root, self.remote, self.digest = root, remote, digest
         self._package = package
-        self._data, self._folder = data, folder
+        self._data, self._directory = data, folder
         self._mount_point = os.path.join(folder, "mnt")
         self._cache, self._runtime = os.path.join(folder, "cache"), os.path.join(folder, "run")
         self._keys = os.path.join(folder, "keys")
@@ -110,7 +110,7 @@ class Bench:
     def clear(self) -> None:
         """A node that has nothing."""
         self.unmount()
-        for path in (self._cache, os.path.join(self._folder, "pulled"), os.path.join(self._folder, "blobs")):
+        for path in (self._cache, os.path.join(self._directory, "pulled"), os.path.join(self._directory, "blobs")):
             shutil.rmtree(path, ignore_errors=True)
 
     def _local_cold(self, program: Program) -> Sample:
@@ -127,9 +127,9 @@ class Bench:
         return Sample(time.monotonic() - begin_s, 0.0, 0, 0, checksum)
 
     def _layer_pull(self, program: Program) -> Sample:
-        target = os.path.join(self._folder, "pulled")
+        target = os.path.join(self._directory, "pulled")
         before, begin_s = self.remote.served(), begin()
-        pull(self.remote.url("layers"), target, os.path.join(self._folder, "blobs"))
+        pull(self.remote.url("layers"), target, os.path.join(self._directory, "blobs"))
         ready_s = time.monotonic() - begin_s
         checksum = run_program(program, target)
         wall_s = time.monotonic() - begin_s
@@ -168,7 +168,7 @@ class Bench:
             requests, sent = self.remote.served().since(before)
             status = tree.status()
             blocked_s, device = float(status["blocks"]["blocked_s"]), status["device"]
-            cpu_s = sum(map(cpu_of, Place(self._runtime, self.digest).read_pids()))
+            cpu_s = sum(map(cpu_of, TreeDirectory(self._runtime, self.digest).read_pids()))
             if not device["requests"]:
                 raise BenchError(f"{program.name}: nothing was read of the mount, so it was not measured")
             # A start whose hot files were read ahead has nothing to keep unless it needed more than those.
@@ -203,7 +203,7 @@ class Bench:
         """Puts a recording beside the tree, signed, as `bootseer image record --publish` does."""
         path = self._published_path(trace.workload)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        sealed = seal(encode(trace), PAYLOAD_TYPE, KeyFolder(self._keys).read_private())
+        sealed = seal(encode(trace), PAYLOAD_TYPE, KeyDirectory(self._keys).read_private())
         with open(path, "wb") as file:
             file.write(sealed)
 
@@ -223,7 +223,7 @@ class Bench:
             said = self._bootseer("mount", url, self._mount_point, "--workload", workload, "--idle", "0", "--json")
             if json.loads(said)["digest"] != self.digest:
                 raise BenchError(f"{url}: another tree was mounted: {said}")
-            place = Place(self._runtime, self.digest)
+            place = TreeDirectory(self._runtime, self.digest)
             yield MountedTree(place.root, self.digest, place.control_path)
         except BootseerError as error:
             raise BenchError(f"{url}: {error}") from error

@@ -55,10 +55,10 @@ def find_marked(mark: str) -> list[int]:
     return found
 
 
-def find_guard(bootrun: int) -> int | None:
+def find_supervisor(bootrun: int) -> int | None:
     """The guard: the child of bootrun's child, the sentinel; None while there is none."""
-    for sentinel in _children(bootrun):
-        for guard in _children(sentinel):
+    for watchdog in _children(bootrun):
+        for guard in _children(watchdog):
             return guard
     return None
 
@@ -71,19 +71,19 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def kill_once(victim: str, delay_s: float, folder: str) -> tuple[int, float]:
+def kill_once(victim: str, delay_s: float, directory: str) -> tuple[int, float]:
     """Starts a job, kills `victim` after `delay_s`; how many processes were left and after how many seconds
     all were gone."""
     mark = os.urandom(8).hex()
-    environ = {**os.environ, MARK: mark, "READY": f"{folder}/ready"}
-    script = f"{folder}/rank.py"
+    environ = {**os.environ, MARK: mark, "READY": f"{directory}/ready"}
+    script = f"{directory}/rank.py"
     with open(script, "w", encoding="utf-8") as file:
         file.write(RANK)
     argv = [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "1"]
-    argv += ["--log-dir", f"{folder}/logs", "-r", "3", script]
+    argv += ["--log-dir", f"{directory}/logs", "-r", "3", script]
     job = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(delay_s)
-    guard = find_guard(job.pid)
+    guard = find_supervisor(job.pid)
     targets = [job.pid] if victim == "bootrun" else [guard] if victim == "guard" else [job.pid, guard]
     for pid in targets:
         if pid is not None:
@@ -116,11 +116,11 @@ def run(args: argparse.Namespace) -> Figures:
     took: dict[str, list[float]] = {victim: [] for victim in VICTIMS}
     for number in range(args.rounds):
         victim = VICTIMS[number % len(VICTIMS)]
-        folder = tempfile.mkdtemp(prefix="bench-kill-")
+        directory = tempfile.mkdtemp(prefix="bench-kill-")
         try:
-            count, took_s = kill_once(victim, chance.uniform(0.0, 0.5), folder)
+            count, took_s = kill_once(victim, chance.uniform(0.0, 0.5), directory)
         finally:
-            shutil.rmtree(folder)
+            shutil.rmtree(directory)
         left.append(float(count))
         took[victim].append(took_s)
     figures = Figures()

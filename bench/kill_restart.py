@@ -65,15 +65,15 @@ def run(args: argparse.Namespace) -> Figures:
         raise BenchError(f"--number {args.number}: there are kills 0 to {args.rounds - 1}")
     with tempfile.TemporaryDirectory(prefix="bench-kills-") as cache:
         for kill in kills:
-            folder = tempfile.mkdtemp(prefix="bench-kill-")
+            directory = tempfile.mkdtemp(prefix="bench-kill-")
             try:
-                came.append(try_kill(kill, kind, folder, cache))
+                came.append(try_kill(kill, kind, directory, cache))
             except BenchError as error:
                 broken += 1
                 note(f"no figure can be made of it: {error}")
                 continue
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
             tell(came[-1], args.keep)
     if not came:
         raise BenchError("none of these kills came to its moment")

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bench import shm
-from bench.fork import children_of, find_preloaded
-from bench.kill import MARK, find_guard, find_marked
+from bench.fork import children_of, find_fork_server
+from bench.kill import MARK, find_marked, find_supervisor
 from bench.kill_restart_plan import (
     NODES,
     OF_LADDER,
@@ -61,9 +61,9 @@ class Came(NamedTuple):
     text: str  # what all launchers have said
 
 
-def try_kill(kill: Kill, kind: str, folder: str, cache: str) -> Came:
+def try_kill(kill: Kill, kind: str, directory: str, cache: str) -> Came:
     """Runs one job. Args: folder: empty, its own; cache: shared by all jobs. Raises: BenchError."""
-    job = _Job(kill, kind, folder, cache)
+    job = _Job(kill, kind, directory, cache)
     try:
         job.reach()
         killed_ns = job.kill()
@@ -85,13 +85,13 @@ class _Job:
     """`close` must be called."""
 
     def __init__(self, kill: Kill, kind: str, folder: str, cache: str) -> None:
-        self._kill, self._kind, self._folder, self._cache = kill, kind, folder, cache
+        self._kill, self._kind, self._directory, self._cache = kill, kind, folder, cache
         self._mark = os.urandom(8).hex()
         self._programs: list[tuple[int, subprocess.Popen[bytes]]] = []  # with the node
         self._sentinels: set[int] = set()
         self._killed: subprocess.Popen[bytes] | None = None
         self._shm = shm.files()
-        self._has_told = False
+        self._has_reported = False
         self.agent_pid = 0  # of the node on which something is killed
         self.endpoint = f"127.0.0.1:{_free_port()}"
         for name in ("tmp", "run"):
@@ -104,15 +104,15 @@ class _Job:
             self._start(node)
 
     def _start(self, node: int) -> None:
-        kill, folder = self._kill, self._folder
+        kill, directory = self._kill, self._directory
         environ = {
             **os.environ,
             MARK: self._mark,
             "PYTHONPATH": TOP,
             "OMP_NUM_THREADS": "1",
             "BOOTSEER_CACHE_DIR": self._cache,
-            "BOOTSEER_RUNTIME": f"{folder}/run",
-            "TMPDIR": f"{folder}/tmp",
+            "BOOTSEER_RUNTIME": f"{directory}/run",
+            "TMPDIR": f"{directory}/tmp",
         }
         join_s = JOIN_S if kill.mode == "fixed" else START_S
         conf = f"is_host={int(node == kill.host)},join_timeout={join_s:g},last_call_timeout=30"
@@ -122,18 +122,18 @@ class _Job:
         argv += ["--max-restarts", "5", "--restart-backoff", str(PAUSE_S), "--shutdown-timeout", "2"]
         argv += ["--fork-ranks", "on", *(["--preload", "none,json"] if self._kind == "bare" else [])]
         if kill.has_ladder:
-            examine = f"touch {folder}/examining-$BOOTSEER_ATTEMPT; exec sleep 0.2"
+            examine = f"touch {directory}/examining-$BOOTSEER_ATTEMPT; exec sleep 0.2"
             argv += ["--post-mortem", examine, "--stop-checks", "always", "--check-pairs", "always"]
-        argv += ["--log-dir", f"{folder}/logs-{node}", "-r", "3"]
-        argv += [f"{folder}/train.py", folder, self._kind, str(STEP_S[self._kind]), str(kill.slow_s)]
+        argv += ["--log-dir", f"{directory}/logs-{node}", "-r", "3"]
+        argv += [f"{directory}/train.py", directory, self._kind, str(STEP_S[self._kind]), str(kill.slow_s)]
         with open(self._output(len(self._programs)), "wb") as file:
             program = subprocess.Popen(
-                argv, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                argv, env=environ, cwd=directory, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
         self._programs.append((node, program))
 
     def _output(self, number: int) -> str:
-        return f"{self._folder}/output-{number}"
+        return f"{self._directory}/output-{number}"
 
     def _said(self, number: int) -> str:
         with open(self._output(number), encoding="utf-8", errors="replace") as file:
@@ -143,7 +143,7 @@ class _Job:
         found = {}
         for rank in range(RANKS):
             try:
-                with open(f"{self._folder}/progress-{rank}", encoding="ascii") as file:
+                with open(f"{self._directory}/progress-{rank}", encoding="ascii") as file:
                     found[rank] = parse_progress(file.read())
             except FileNotFoundError:
                 continue
@@ -151,7 +151,7 @@ class _Job:
 
     def _fail(self, restart: int) -> None:
         """The rank fails in the attempt after so many restarts."""
-        path = f"{self._folder}/fail-{restart}"
+        path = f"{self._directory}/fail-{restart}"
         with open(f"{path}.new", "w", encoding="ascii") as file:
             file.write(str(self._kill.fail_rank))
         os.replace(f"{path}.new", path)
@@ -166,13 +166,13 @@ class _Job:
             time.sleep(kill.after_s)
             return
         self._fail(last)
-        self._has_told = True
-        self._wait(lambda: os.path.exists(f"{self._folder}/failing-{last}"), "a rank fails", START_S)
+        self._has_reported = True
+        self._wait(lambda: os.path.exists(f"{self._directory}/failing-{last}"), "a rank fails", START_S)
         at_host = next(number for number, (node, _) in enumerate(self._programs) if node == kill.host)
         words = {"stopping": f"stopping attempt {last}", "gathering": f"restart {kill.restart} of "}
         words["starting"] = f"attempt {kill.restart} starts"
         if kill.stage == "examining":
-            path = f"{self._folder}/examining-{last}"
+            path = f"{self._directory}/examining-{last}"
             self._wait(lambda: os.path.exists(path), "the post-mortem command runs", START_S)
         elif kill.stage in OF_LADDER:
             word, each = LADDER_WORDS[kill.stage]
@@ -195,8 +195,8 @@ class _Job:
     def _has_begun(self, restart: int) -> bool:
         return any(steps and steps[-1].restart == restart for steps in self._ranks().values())
 
-    def _wait(self, condition: Callable[[], object], what: str, most_s: float) -> None:
-        end_s = time.monotonic() + most_s
+    def _wait(self, condition: Callable[[], object], what: str, max_s: float) -> None:
+        end_s = time.monotonic() + max_s
         while not condition():
             if time.monotonic() > end_s or any(program.poll() is not None for _, program in self._programs):
                 raise BenchError(f"it was waited for in vain until {what}")
@@ -213,13 +213,13 @@ class _Job:
             self._killed = program
             pids = [program.pid]
         elif kill.target.startswith("guard"):
-            pids = [pid for pid in [find_guard(program.pid)] if pid is not None]
+            pids = [pid for pid in [find_supervisor(program.pid)] if pid is not None]
         else:
             # It ends once it has forked, and another one is started: there may be none at this moment.
             pids = []
             end_s = time.monotonic() + BOUND_S
             while not pids and time.monotonic() < end_s:
-                pids = find_preloaded(program.pid)
+                pids = find_fork_server(program.pid)
         killed_ns = time.monotonic_ns()
         for pid in pids[-1:]:
             os.kill(pid, signal.SIGKILL)
@@ -235,18 +235,18 @@ class _Job:
         Returns: when it went on, None if it did not; and when this was over.
         """
         kill = self._kill
-        has_replaced = kill.mode != "replaced" or kill.target == "preloaded" or kill.node == kill.host
+        has_replaced = kill.mode != "replaced" or kill.target == "fork_server" or kill.node == kill.host
         while time.monotonic_ns() < killed_ns + BOUND_S * 1e9:
-            if not self._has_told and time.monotonic_ns() > killed_ns + TELL_AFTER_S * 1e9:
-                self._has_told = True
+            if not self._has_reported and time.monotonic_ns() > killed_ns + TELL_AFTER_S * 1e9:
+                self._has_reported = True
                 self._fail(kill.restart - 1)
             if not has_replaced and self._program(kill.node).poll() is not None:
                 has_replaced = True
                 self._start(kill.node)
-            if self._has_told and has_replaced:
+            if self._has_reported and has_replaced:
                 on_ns = goes_on_ns(self._ranks(), killed_ns, kill)
                 if on_ns is not None:
-                    with open(f"{self._folder}/enough", "w", encoding="ascii"):
+                    with open(f"{self._directory}/enough", "w", encoding="ascii"):
                         pass
                     self._await_end()
                     return on_ns, time.monotonic_ns()
@@ -299,14 +299,14 @@ class _Job:
 
     def _look(self) -> list[str]:
         found = [f"process {pid} ({_name(pid)})" for pid in find_marked(self._mark)]
-        found += [f"{shm.FOLDER}/{name}" for name in shm.left(self._shm)]
+        found += [f"{shm.DIRECTORY}/{name}" for name in shm.left(self._shm)]
         for name in ("tmp", "run"):
-            for above, _, files in os.walk(f"{self._folder}/{name}"):
+            for above, _, files in os.walk(f"{self._directory}/{name}"):
                 found += [os.path.join(above, file) for file in files]
         found += find_cgroups(self._sentinels)
         for what in ("/proc/net/unix", "/proc/self/mounts"):
             with open(what, encoding="utf-8", errors="replace") as file:
-                found += [f"{what}: {line.strip()}" for line in file if self._folder in line]
+                found += [f"{what}: {line.strip()}" for line in file if self._directory in line]
         return found
 
     def close(self) -> None:
@@ -343,6 +343,6 @@ def find_cgroups(sentinels: set[int]) -> list[str]:
     names = tuple(f"bootseer-{pid}-" for pid in sentinels)
     found = []
     for top in tops:
-        for above, folders, _ in os.walk(top):
-            found += [f"{above}/{name}" for name in folders if name.startswith(names)]
+        for above, directories, _ in os.walk(top):
+            found += [f"{above}/{name}" for name in directories if name.startswith(names)]
     return found if names else []

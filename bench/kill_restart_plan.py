@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 NODES, RANKS_OF_NODE = 2, 2
 RANKS = NODES * RANKS_OF_NODE
-TARGETS = ("agent0", "agent1", "guard0", "guard1", "coordinator", "preloaded")
+TARGETS = ("agent0", "agent1", "guard0", "guard1", "coordinator", "fork_server")
 # Since when the moment is counted, and how long after that it may be.
 STAGES: dict[str, float] = {
     "before": 0.2,  # all ranks make steps; a rank fails a little later
@@ -30,7 +30,7 @@ STAGES: dict[str, float] = {
 }
 OF_LADDER = ("examining", "mending", "measuring")
 MODES = ("elastic", "fixed", "replaced")
-MOST_SLOW_S = 0.3  # that ranks take to end
+MAX_SLOW_S = 0.3  # that ranks take to end
 PAUSE_S = 0.3  # before a second restart
 WENT_ON, ENDED, UNCLEAR = "went on", "ended clearly", "unclear"
 GOES_ON_STEPS = 3
@@ -54,7 +54,7 @@ class Kill(NamedTuple):
     @property
     def must_go_on(self) -> bool:
         """Whether there is no reason for the job to end."""
-        return self.target == "preloaded" or (self.node != self.host and self.mode != "fixed")
+        return self.target == "fork_server" or (self.node != self.host and self.mode != "fixed")
 
     def __str__(self) -> str:
         name = self.target if self.target[-1] in "01" else f"{self.target} (node {self.node})"
@@ -80,13 +80,13 @@ def draw(seed: int, count: int, targets: Sequence[str] = TARGETS) -> list[Kill]:
             host = 1 - node  # an agent that is no coordinator
         else:
             host = chance.randrange(NODES)
-        slow_s = chance.choice([0.0, chance.uniform(0.0, MOST_SLOW_S)])
+        slow_s = chance.choice([0.0, chance.uniform(0.0, MAX_SLOW_S)])
         restart = chance.choice([1, 2])
-        most_s = STAGES[stage]
+        max_s = STAGES[stage]
         if stage == "stopping":
-            most_s = slow_s + 0.01
+            max_s = slow_s + 0.01
         elif stage == "gathering" and restart == 2:
-            most_s = PAUSE_S
+            max_s = PAUSE_S
         kills.append(
             Kill(
                 number=number,
@@ -95,7 +95,7 @@ def draw(seed: int, count: int, targets: Sequence[str] = TARGETS) -> list[Kill]:
                 host=host,
                 mode=chance.choice(MODES),
                 stage=stage,
-                after_s=chance.uniform(0.0, most_s),
+                after_s=chance.uniform(0.0, max_s),
                 restart=restart,
                 fail_rank=chance.randrange(RANKS),
                 slow_s=slow_s,
@@ -140,7 +140,7 @@ def goes_on_ns(ranks: Mapping[int, Sequence[Step]], since_ns: int, kill: Kill) -
             return None
         own = [each for each in steps if each.pid == steps[-1].pid]
         made = [each.at_ns for each in own if each.step >= 0 and each.at_ns > since_ns]
-        if len(made) < GOES_ON_STEPS or (kill.target != "preloaded" and own[0].at_ns <= since_ns):
+        if len(made) < GOES_ON_STEPS or (kill.target != "fork_server" and own[0].at_ns <= since_ns):
             return None
         moments.append(made[GOES_ON_STEPS - 1])
     return max(moments)
@@ -163,7 +163,7 @@ def find_unclear(kill: Kill, ends: Sequence[End], agent_pid: int, endpoint: str)
     """
     for end in ends:
         begin = "bootrun: error: " if end.status else "bootrun: "
-        if not end.status and (kill.target == "preloaded" or end.node == kill.node):
+        if not end.status and (kill.target == "fork_server" or end.node == kill.node):
             continue  # nothing else has died, or this one has taken its place
         lines = [line for line in end.text.splitlines() if line.startswith(begin)]
         if not any(_names(kill, end.node, line, agent_pid, endpoint) for line in lines):
@@ -173,10 +173,10 @@ def find_unclear(kill: Kill, ends: Sequence[End], agent_pid: int, endpoint: str)
 
 
 def _names(kill: Kill, node: int, line: str, agent_pid: int, endpoint: str) -> bool:
-    is_guard = kill.target.startswith("guard")
-    if is_guard and kill.node == node:
-        return "the guard process is gone" in line
-    if is_guard and "its guard process was killed" not in line:
+    is_supervisor = kill.target.startswith("guard")
+    if is_supervisor and kill.node == node:
+        return "the supervisor process is gone" in line
+    if is_supervisor and "its supervisor process was killed" not in line:
         return False
     if kill.node == kill.host:
         return f"coordinator at {endpoint} is gone" in line or "the node of the coordinator" in line

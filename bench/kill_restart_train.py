@@ -97,7 +97,7 @@ def join_torch() -> tuple[Exchange, Callable[[], None]]:
 
 def main() -> None:
     """Trains."""
-    folder, kind, step_s, slow_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+    directory, kind, step_s, slow_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
 
@@ -106,28 +106,28 @@ def main() -> None:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, heed)
-    progress = os.open(f"{folder}/progress-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    progress = os.open(f"{directory}/progress-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def tell(step: int) -> None:
         os.write(progress, f"{time.monotonic_ns()} {os.getpid()} {restart} {world} {step}\n".encode())
 
     tell(-1)
     exchange, learn = join_torch() if kind == "torch" else (join_bare(rank, world), lambda: None)
-    step, made = int(exchange([_read_number(f"{folder}/kept") if rank == 0 else 0])[0]), 0
+    step, made = int(exchange([_read_number(f"{directory}/kept") if rank == 0 else 0])[0]), 0
     while True:
         learn()
         time.sleep(step_s)
-        is_enough = rank == 0 and os.path.exists(f"{folder}/enough")
+        is_enough = rank == 0 and os.path.exists(f"{directory}/enough")
         if exchange([is_enough])[0]:
             return
         step, made = step + 1, made + 1
         if rank == 0:
-            with open(f"{folder}/kept.new", "w", encoding="ascii") as file:
+            with open(f"{directory}/kept.new", "w", encoding="ascii") as file:
                 file.write(str(step))
-            os.replace(f"{folder}/kept.new", f"{folder}/kept")
+            os.replace(f"{directory}/kept.new", f"{directory}/kept")
         tell(step)
-        if made >= FAIL_STEPS and _read_number(f"{folder}/fail-{restart}", -1) == rank:
-            with open(f"{folder}/failing-{restart}", "w", encoding="ascii"):
+        if made >= FAIL_STEPS and _read_number(f"{directory}/fail-{restart}", -1) == rank:
+            with open(f"{directory}/failing-{restart}", "w", encoding="ascii"):
                 pass
             os._exit(FAIL_STATUS)
 

@@ -85,10 +85,10 @@ def start_to_end(launcher: Launcher, script: str, place: Place) -> Sample:
 
 def start_to_first_statement(commands: list[Launcher], ranks: int, place: Place) -> Sample:
     """From the start of the launchers to the first statement of the last rank."""
-    folder = place.fresh()
-    script = [os.path.join(HERE, "launch_rank.py"), folder, str(os.getpid())]
+    directory = place.fresh()
+    script = [os.path.join(HERE, "launch_rank.py"), directory, str(os.getpid())]
     ended = run_all([command(script) for command in commands], place.environ, place.folder, DEADLINE_S)
-    seen = read_firsts(folder, 0, ranks)
+    seen = read_firsts(directory, 0, ranks)
     last_ns = max(first_ns for first_ns, _ in seen)
     own_cpu_s = max(cpu_ns for _, cpu_ns in seen) / 1e9
     return Sample((last_ns - ended[0].began_ns) / 1e9, sum(end.cpu_s for end in ended), own_cpu_s)
@@ -96,23 +96,23 @@ def start_to_first_statement(commands: list[Launcher], ranks: int, place: Place)
 
 def death_to_first_statement(launcher: Launcher, place: Place) -> Sample:
     """From the death of rank 1 to the first statement of both ranks of the next attempt."""
-    folder = place.fresh()
-    script = [os.path.join(HERE, "launch_rank.py"), folder, str(os.getpid()), "die"]
+    directory = place.fresh()
+    script = [os.path.join(HERE, "launch_rank.py"), directory, str(os.getpid()), "die"]
     (ended,) = run_all([launcher(script)], {**place.environ, SHARING_OFF: "1"}, place.folder, DEADLINE_S)
-    read_firsts(folder, 0, 2)
-    last_ns = max(first_ns for first_ns, _ in read_firsts(folder, 1, 2))
-    with open(os.path.join(folder, "death"), encoding="ascii") as file:
+    read_firsts(directory, 0, 2)
+    last_ns = max(first_ns for first_ns, _ in read_firsts(directory, 1, 2))
+    with open(os.path.join(directory, "death"), encoding="ascii") as file:
         death_ns = int(file.read())
     if last_ns < death_ns:
         raise BenchError("a rank of attempt 1 ran before the death in attempt 0")
     return Sample((last_ns - death_ns) / 1e9, ended.cpu_s)
 
 
-def read_firsts(folder: str, attempt: int, ranks: int) -> list[tuple[int, int]]:
+def read_firsts(directory: str, attempt: int, ranks: int) -> list[tuple[int, int]]:
     """What the ranks of an attempt wrote; each must have written."""
     found = []
     for rank in range(ranks):
-        path = os.path.join(folder, f"first-{attempt}-{rank}")
+        path = os.path.join(directory, f"first-{attempt}-{rank}")
         try:
             with open(path, encoding="ascii") as file:
                 first_ns, cpu_ns = file.read().split()
@@ -167,8 +167,8 @@ def run(args: argparse.Namespace) -> Figures:
     samples: dict[tuple[str, str], list[Sample]] = {
         (case, name): [] for case, launchers in chosen.items() for name in launchers
     }
-    with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
-        place = make_place(folder)
+    with tempfile.TemporaryDirectory(prefix="bench-launch-") as directory:
+        place = make_place(directory)
         for number in range(-1, args.rounds):
             for case, launchers in chosen.items():
                 names = list(launchers)
@@ -183,10 +183,10 @@ def run(args: argparse.Namespace) -> Figures:
     return to_figures(chosen, samples)
 
 
-def make_place(folder: str) -> Place:
+def make_place(directory: str) -> Place:
     """The scripts and the environment of all runs."""
     for name, text in (("empty.py", ""), ("import_torch.py", "import torch\n")):
-        with open(os.path.join(folder, name), "w", encoding="ascii") as file:
+        with open(os.path.join(directory, name), "w", encoding="ascii") as file:
             file.write(text)
     taken_out = ("PYTHONDONTWRITEBYTECODE", SHARING_OFF, "LOGLEVEL")
     environ = {
@@ -195,8 +195,8 @@ def make_place(folder: str) -> Place:
         if name not in taken_out and not name.startswith(("PET_", "TORCHELASTIC_", "BOOTSEER_"))
     }
     # Set, so that neither torchrun nor bootrun has to say that it chose it.
-    own = {"TMPDIR": folder, "BOOTSEER_CACHE_DIR": os.path.join(folder, "cache")}
-    return Place(folder, {**environ, "OMP_NUM_THREADS": "1", **own})
+    own = {"TMPDIR": directory, "BOOTSEER_CACHE_DIR": os.path.join(directory, "cache")}
+    return Place(directory, {**environ, "OMP_NUM_THREADS": "1", **own})
 
 
 def to_figures(chosen: dict[str, dict[str, Case]], samples: dict[tuple[str, str], list[Sample]]) -> Figures:

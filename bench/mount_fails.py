@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bootseer.mounts.flat_file import Done, FlatFile
-from bootseer.mounts.tree_mount import list_trees, unmount_tree
+from bootseer.mounts.device.file import Done, FlatFile
+from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
 
 SCRIPT = """
 import os
@@ -115,8 +115,8 @@ def under_bootrun(top: Path, environ: dict[str, str]) -> list[tuple[str, int, fl
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="mount-fails-") as folder:
-        top = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="mount-fails-") as directory:
+        top = Path(directory)
         (top / "train.py").write_text(SCRIPT)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("BOOTSEER_")}
         environ |= {

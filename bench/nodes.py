@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.job import Job, JobRules
-from launcher.loop import Loop
+from launcher.base.loop import Loop
+from launcher.coordinator.job import Job, JobRules
 from launcher.rendezvous.connection import Callbacks, Connection, Ended, Timing
 from launcher.rendezvous.coordinator import Coordinator
 from launcher.rendezvous.endpoint import try_to_host

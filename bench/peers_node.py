@@ -45,7 +45,7 @@ class Task(msgspec.Struct):
     sums: list[str]  # SHA-256 of its units, hex
 
 
-class Brought(NamedTuple):
+class Fetched(NamedTuple):
     """What came, and how its sum is found out afterwards."""
 
     missing: int  # blocks
@@ -54,7 +54,7 @@ class Brought(NamedTuple):
     sum: Callable[[], str]
 
 
-async def bring_tree(task: Task, name: str, stack: AsyncExitStack) -> Brought:
+async def bring_tree(task: Task, name: str, stack: AsyncExitStack) -> Fetched:
     """Into the node's cache, which `stack` closes."""
     digest = task.trees[name]
     store = open_peer_store(f"{task.url}/{name}", task.peers)
@@ -76,10 +76,10 @@ async def bring_tree(task: Task, name: str, stack: AsyncExitStack) -> Brought:
         return found.hexdigest()
 
     missing = len(kept.missing(range(index.block_count)))
-    return Brought(missing, int(fetcher.statistics()["wrong_blocks"]), store.statistics(), sum_up)
+    return Fetched(missing, int(fetcher.statistics()["wrong_blocks"]), store.statistics(), sum_up)
 
 
-async def bring_object(task: Task, stack: AsyncExitStack) -> Brought:
+async def bring_object(task: Task, stack: AsyncExitStack) -> Fetched:
     """Into memory. Wrong units are read once more, from the store."""
     store = open_peer_store(task.url, task.peers)
     stack.push_async_callback(store.aclose)
@@ -101,7 +101,7 @@ async def bring_object(task: Task, stack: AsyncExitStack) -> Brought:
         raise RuntimeError(f"unit {number} is wrong")
 
     await aio.map_bounded(bring, range(len(task.sums)), width=UNITS_AT_ONCE)
-    return Brought(0, wrong, store.statistics(), lambda: _sum(memory))
+    return Fetched(0, wrong, store.statistics(), lambda: _sum(memory))
 
 
 async def bring_all(task: Task) -> dict[str, Any]:

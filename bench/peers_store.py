@@ -1,6 +1,6 @@
 """The store of `bench peers`: a folder behind one link, as that of `bench image`, with an address and a rate.
 
-Run as `python -m bench.peers_store FOLDER ADDRESS PORT BYTES_PER_S`.
+Run as `python -m bench.peers_store DIRECTORY ADDRESS PORT BYTES_PER_S`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StoreServer(Server):
 
 def main(argv: list[str]) -> int:
     """Serves until it is ended."""
-    folder, address, port, rate = argv
-    asyncio.run(StoreServer(folder, float(rate)).serve_at(address, int(port)))
+    directory, address, port, rate = argv
+    asyncio.run(StoreServer(directory, float(rate)).serve_at(address, int(port)))
     return 0
 
 

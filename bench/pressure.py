@@ -120,17 +120,17 @@ def _reader(stopped: bool) -> Iterator[int]:
             cat.wait()
 
 
-def undisturbed(folder: str, seconds: float, _flood_bytes: int) -> Job:
+def undisturbed(directory: str, seconds: float, _flood_bytes: int) -> Job:
     with _reader(stopped=False) as console:
-        job = Job(folder, seconds, console, f"{folder}/logs")
+        job = Job(directory, seconds, console, f"{directory}/logs")
         job.wait(seconds + 30)
     return job
 
 
-def stopped(folder: str, seconds: float, _flood_bytes: int) -> Job:
+def stopped(directory: str, seconds: float, _flood_bytes: int) -> Job:
     """bootrun gets SIGSTOP for most of the job."""
     with _reader(stopped=False) as console:
-        job = Job(folder, seconds, console, f"{folder}/logs")
+        job = Job(directory, seconds, console, f"{directory}/logs")
         job.wait_begun()
         job.process.send_signal(signal.SIGSTOP)
         time.sleep(seconds - 1)
@@ -139,32 +139,32 @@ def stopped(folder: str, seconds: float, _flood_bytes: int) -> Job:
     return job
 
 
-def unread(folder: str, seconds: float, _flood_bytes: int) -> Job:
+def unread(directory: str, seconds: float, _flood_bytes: int) -> Job:
     """Nobody reads the console."""
     with _reader(stopped=True) as console:
-        job = Job(folder, seconds, console, f"{folder}/logs")
+        job = Job(directory, seconds, console, f"{directory}/logs")
         job.wait(seconds + 30)
     return job
 
 
-def disk_full(folder: str, seconds: float, _flood_bytes: int) -> Job:
+def disk_full(directory: str, seconds: float, _flood_bytes: int) -> Job:
     """The log dir is a file system of 1 MiB."""
-    mount = f"{folder}/small"
+    mount = f"{directory}/small"
     os.mkdir(mount)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], check=True)
     try:
         with _reader(stopped=False) as console:
-            job = Job(folder, seconds, console, mount)
+            job = Job(directory, seconds, console, mount)
             job.wait(seconds + 30)
     finally:
         subprocess.run(["umount", mount], check=True)
     return job
 
 
-def flood(folder: str, seconds: float, flood_bytes: int) -> Job:
+def flood(directory: str, seconds: float, flood_bytes: int) -> Job:
     """Rank 0 writes gigabytes to stderr before its steps; the console takes them as fast as cat can."""
     with _reader(stopped=False) as console:
-        job = Job(folder, seconds, console, f"{folder}/logs", flood_bytes)
+        job = Job(directory, seconds, console, f"{directory}/logs", flood_bytes)
         job.wait(seconds + 300)
     return job
 
@@ -192,8 +192,8 @@ def run(args: argparse.Namespace) -> Figures:
     peaks: list[float] = []
     for _ in range(args.rounds):
         for name, scenario in SCENARIOS.items():
-            with tempfile.TemporaryDirectory(prefix="bench-pressure-") as folder:
-                job = scenario(folder, args.seconds, args.flood_bytes)
+            with tempfile.TemporaryDirectory(prefix="bench-pressure-") as directory:
+                job = scenario(directory, args.seconds, args.flood_bytes)
                 steps = job.steps()
             medians[name].append(statistics.median(steps))
             longest[name].append(max(steps))

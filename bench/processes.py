@@ -91,11 +91,11 @@ def reap_orphans(deadline_s: float = LEAVES_WITHIN_S) -> float:
 
 
 def run_all(
-    commands: Sequence[Sequence[str]], environ: Mapping[str, str], folder: str, deadline_s: float
+    commands: Sequence[Sequence[str]], environ: Mapping[str, str], directory: str, deadline_s: float
 ) -> list[Ended]:
     """Starts programs at once and waits for all; the last one's CPU time includes what they all left behind."""
     running = [
-        Running(argv, environ, os.path.join(folder, f"output{number}")) for number, argv in enumerate(commands)
+        Running(argv, environ, os.path.join(directory, f"output{number}")) for number, argv in enumerate(commands)
     ]
     found = [(program, *program.wait(deadline_s)) for program in running]
     left_cpu_s = reap_orphans()

@@ -50,18 +50,18 @@ def run(args: argparse.Namespace) -> Figures:
     plan = Plan(nodes=args.nodes, ranks=args.ranks, planted=PLANTED, run_id="bench")
     samples: dict[str, list[Sample]] = {"run_file": [], "node_files": []}
     pages: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-report-") as directory:
         jobs = {
             name: write_job(
-                os.path.join(folder, name), plan, run_file=name == "run_file", own_files=name != "run_file"
+                os.path.join(directory, name), plan, run_file=name == "run_file", own_files=name != "run_file"
             )
             for name in samples
         }
         for number in range(args.rounds):
             for name, job in jobs.items():
-                samples[name].append(_report(job, folder))
-                pages.append(os.path.getsize(os.path.join(folder, "page.html")) / 1e6)
-                _check(os.path.join(folder, "report.json"), plan)
+                samples[name].append(_report(job, directory))
+                pages.append(os.path.getsize(os.path.join(directory, "page.html")) / 1e6)
+                _check(os.path.join(directory, "report.json"), plan)
             note(
                 f"round {number + 1} of {args.rounds}: "
                 + ", ".join(f"{samples[n][-1].seconds:.2f} s" for n in jobs)
@@ -74,12 +74,22 @@ def run(args: argparse.Namespace) -> Figures:
     return figures
 
 
-def _report(job: str, folder: str) -> Sample:
+def _report(job: str, directory: str) -> Sample:
     program = os.path.join(sysconfig.get_path("scripts"), "bootseer")
     files = [
-        f"--{name}={os.path.join(folder, file)}" for name, file in (("html", "page.html"), ("trace", "trace.json"))
+        f"--{name}={os.path.join(directory, file)}"
+        for name, file in (("html", "page.html"), ("trace", "trace.json"))
     ]
-    argv = [sys.executable, program, "report", job, "--json", "--out", os.path.join(folder, "report.json"), *files]
+    argv = [
+        sys.executable,
+        program,
+        "report",
+        job,
+        "--json",
+        "--out",
+        os.path.join(directory, "report.json"),
+        *files,
+    ]
     began_s = time.perf_counter()
     process = subprocess.Popen(argv)
     _, status, usage = os.wait4(process.pid, 0)

@@ -42,17 +42,17 @@ class Browser:
         program = find_browser()
         if program is None:
             raise BrowserError("chromium is not installed")
-        self._folder = tempfile.mkdtemp(prefix="bench-browser-")
+        self._directory = tempfile.mkdtemp(prefix="bench-browser-")
         low, self._orders = os.pipe()
         self._answers, high = os.pipe()
         down, up = (fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (low, high))
         argv = [
             program, "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu",
             "--disable-extensions", "--disable-background-networking", "--disable-dev-shm-usage",
-            f"--user-data-dir={self._folder}", f"--window-size={width},{height}",
+            f"--user-data-dir={self._directory}", f"--window-size={width},{height}",
             *(["--no-sandbox"] if os.geteuid() == 0 else []), "about:blank",
         ]  # fmt: skip
-        with open(os.path.join(self._folder, "log"), "wb") as log:
+        with open(os.path.join(self._directory, "log"), "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _EXEC, str(down), str(up), *argv],
                 pass_fds=(down, up),
@@ -183,7 +183,7 @@ class Browser:
             self._process.wait()
         os.close(self._orders)
         os.close(self._answers)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Browser:
         return self

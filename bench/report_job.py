@@ -45,9 +45,9 @@ class Plan(NamedTuple):
     name: str = "node{:04d}"
 
 
-def write_job(folder: str, plan: Plan, *, run_file: bool = True, own_files: bool = False) -> str:
+def write_job(directory: str, plan: Plan, *, run_file: bool = True, own_files: bool = False) -> str:
     """Writes the events folder of a run and returns the run's folder."""
-    events = os.path.join(folder, f"{plan.run_id}_made", "events")
+    events = os.path.join(directory, f"{plan.run_id}_made", "events")
     os.makedirs(events, exist_ok=True)
     lines = sorted(make_lines(plan), key=lambda line: line["job_ns"])
     if run_file:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from bench.fork import PRELOADED, children_of, with_descendants
+from bench.fork import FORK_SERVER, children_of, with_descendants
 from bench.fork_fallbacks import BOOTRUN, PREFIX, Job, read_events
 from bench.record import BenchError, Figures, Target, note
 
@@ -95,10 +95,10 @@ def read_sample(pid: int) -> Sample:
 
 def count_watches(pid: int) -> int:
     """Descriptors with which a process watches files; those of past attempts are closed a second later."""
-    folder, count = f"/proc/{pid}/fd", 0
-    for name in os.listdir(folder):
+    directory, count = f"/proc/{pid}/fd", 0
+    for name in os.listdir(directory):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            count += os.readlink(os.path.join(folder, name)).endswith("inotify")
+            count += os.readlink(os.path.join(directory, name)).endswith("inotify")
     return count
 
 
@@ -106,58 +106,65 @@ def take(job: Job, restart_s: float) -> Moment:
     """Looks at all processes of the job."""
     bootrun = job.programs[0].pid
     # Beside it there may be a process that looks for dumps, for the page of the failure: it ends by itself.
-    [sentinel] = [pid for pid in children_of(bootrun) if children_of(pid)]
-    [guard] = children_of(sentinel)
-    preloaded = job.find(PRELOADED)
-    if len(preloaded) != 1:
-        raise BenchError(f"{len(preloaded)} preloaded processes\n{job.text()}")
-    pids = dict(zip(PROCESSES, (bootrun, sentinel, guard, preloaded[0]), strict=True))
+    [watchdog] = [pid for pid in children_of(bootrun) if children_of(pid)]
+    [guard] = children_of(watchdog)
+    fork_server = job.find(FORK_SERVER)
+    if len(fork_server) != 1:
+        raise BenchError(f"{len(fork_server)} preloaded processes\n{job.text()}")
+    pids = dict(zip(PROCESSES, (bootrun, watchdog, guard, fork_server[0]), strict=True))
     return Moment(
         {name: read_sample(pid) for name, pid in pids.items()}, len(with_descendants([bootrun])) - 1, restart_s
     )
 
 
-def run_job(case: str, count: int, window: int, folder: str) -> list[Moment]:
+def run_job(case: str, count: int, window: int, directory: str) -> list[Moment]:
     """A job of so many restarts; what it held in each attempt but the last."""
-    job = start_job(case, count, folder)
+    job = start_job(case, count, directory)
     moments = []
-    told_s = time.monotonic()
+    reported_s = time.monotonic()
     try:
         for attempt in range(count):
             ranks = [f"at-{attempt}-{rank}" for rank in range(RANKS)]
             job.wait_until(lambda ranks=ranks: job.has(*ranks), f"attempt {attempt} runs")  # type: ignore[misc]
-            restart_s = time.monotonic() - told_s
+            restart_s = time.monotonic() - reported_s
             if attempt < window or attempt >= count - window:
                 # With torch a process that has what the first step needs takes the place of the first one.
                 wanted = 2 if case == "torch" else 1
                 job.wait_until(lambda wanted=wanted: job.preloads() >= wanted, "it is preloaded")  # type: ignore[misc]
                 if attempt:
-                    job.wait_until(job.has_parked, "processes are parked")
+                    job.wait_until(job.has_standby, "processes are parked")
                 bootrun = job.programs[0].pid
                 job.wait_until(lambda pid=bootrun: count_watches(pid) <= 1, "the last attempt is tidied up")  # type: ignore[misc]
                 moments.append(take(job, restart_s))
             job.write(f"go-{attempt}")
-            told_s = time.monotonic()
+            reported_s = time.monotonic()
         status = job.programs[0].wait(DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise BenchError(f"still running after {DEADLINE_S:g} s\n{job.text()[-4000:]}") from None
     finally:
         job.close()
-    how = [event["attrs"].get("how") for event in read_events(folder) if event["name"] == "rank_started"]
+    how = [event["attrs"].get("how") for event in read_events(directory) if event["name"] == "rank_started"]
     if status != 0 or PREFIX in job.text() or how != ["fork"] * RANKS * (count + 1):
         kinds = {each: how.count(each) for each in how}
         raise BenchError(f"exit status {status}, ranks were started by {kinds}\n{job.text()[-4000:]}")
     return moments
 
 
-def start_job(case: str, count: int, folder: str) -> Job:
-    with open(os.path.join(folder, "script.py"), "w", encoding="utf-8") as file:
+def start_job(case: str, count: int, directory: str) -> Job:
+    with open(os.path.join(directory, "script.py"), "w", encoding="utf-8") as file:
         file.write({"bare": BARE, "torch": TORCH}[case])
     preload = ["--preload", "none,json"] if case == "bare" else []
     options = ["--standalone", "--nproc-per-node", str(RANKS), "--fork-ranks", "on", *preload]
-    options += ["--max-restarts", str(count), "--restart-backoff", "0", "--log-dir", os.path.join(folder, "logs")]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "BOOTSEER_CACHE_DIR": os.path.join(folder, "cache")}
-    return Job(folder, [BOOTRUN, *options, "script.py"], environ, "")
+    options += [
+        "--max-restarts",
+        str(count),
+        "--restart-backoff",
+        "0",
+        "--log-dir",
+        os.path.join(directory, "logs"),
+    ]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "BOOTSEER_CACHE_DIR": os.path.join(directory, "cache")}
+    return Job(directory, [BOOTRUN, *options, "script.py"], environ, "")
 
 
 def growth(first: list[float], last: list[float]) -> float:
@@ -210,9 +217,9 @@ def run(args: argparse.Namespace) -> Figures:
         raise BenchError("--count must be at least 4")
     figures = Figures()
     for case in args.cases:
-        with tempfile.TemporaryDirectory(prefix="bench-restarts-") as folder:
+        with tempfile.TemporaryDirectory(prefix="bench-restarts-") as directory:
             began_s = time.monotonic()
-            moments = run_job(case, args.count, window, folder)
+            moments = run_job(case, args.count, window, directory)
         note(f"{case}: {args.count} restarts in {time.monotonic() - began_s:.0f} s")
         add_case(figures, case, args.count, moments, window)
     return figures

@@ -29,7 +29,7 @@ from bench.peers_store import StoreServer
 
 _XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _PARTS = ".uploads"  # in FOLDER, which is no bucket
-_MOST_BODY_BYTES = 256 << 20
+_MAX_BODY_BYTES = 256 << 20
 
 
 class S3Server(StoreServer):
@@ -51,7 +51,7 @@ class S3Server(StoreServer):
                         for name, _, value in (line.partition(":") for line in lines[1:] if line)
                     }
                     length = int(headers.get("content-length", "0"))
-                    if length > _MOST_BODY_BYTES:
+                    if length > _MAX_BODY_BYTES:
                         return
                     while len(waiting) < length:
                         if not (data := await loop.sock_recv(connection, 1 << 18)):
@@ -86,7 +86,7 @@ class S3Server(StoreServer):
             await self._put(connection, name, body, is_new=headers.get("if-none-match") == "*")
         elif method == "POST" and "uploads" in query:
             upload = secrets.token_hex(16)
-            os.makedirs(os.path.join(self._folder, _PARTS, upload))
+            os.makedirs(os.path.join(self._directory, _PARTS, upload))
             text = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
             await send_answer(connection, 200, (_XML + text).encode())
         elif method == "POST" and "uploadId" in query:
@@ -109,7 +109,7 @@ class S3Server(StoreServer):
 
     async def _put(self, connection: socket.socket, name: str, body: bytes, *, is_new: bool) -> None:
         path = self._path(name)
-        beside = os.path.join(self._folder, _PARTS, secrets.token_hex(16))
+        beside = os.path.join(self._directory, _PARTS, secrets.token_hex(16))
         os.makedirs(os.path.dirname(beside), exist_ok=True)
         with open(beside, "wb") as file:
             file.write(body)
@@ -134,31 +134,31 @@ class S3Server(StoreServer):
         await loop.sock_sendall(connection, answer_head(200, 0, f"ETag: {tag}\r\n"))
 
     async def _put_part(self, connection: socket.socket, query: Mapping[str, str], body: bytes) -> None:
-        folder = self._upload(query)
-        if not os.path.isdir(folder):
+        directory = self._upload(query)
+        if not os.path.isdir(directory):
             await send_answer(connection, 404, b"")
             return
-        with open(os.path.join(folder, f"{int(query['partNumber']):06}"), "wb") as file:
+        with open(os.path.join(directory, f"{int(query['partNumber']):06}"), "wb") as file:
             file.write(body)
         tag = hashlib.md5(body, usedforsecurity=False).hexdigest()
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(connection, answer_head(200, 0, f'ETag: "{tag}"\r\n'))
 
     async def _join(self, connection: socket.socket, name: str, upload: str, *, is_new: bool) -> None:
-        folder = self._upload({"uploadId": upload})
-        if not os.path.isdir(folder):
+        directory = self._upload({"uploadId": upload})
+        if not os.path.isdir(directory):
             await send_answer(connection, 404, b"")
             return
         path = self._path(name)
         if is_new and os.path.exists(path):
             await send_answer(connection, 412, b"")
             return
-        whole = folder + ".whole"
+        whole = directory + ".whole"
         with open(whole, "wb") as file:
-            for part in sorted(os.listdir(folder)):
-                with open(os.path.join(folder, part), "rb") as source:
+            for part in sorted(os.listdir(directory)):
+                with open(os.path.join(directory, part), "rb") as source:
                     shutil.copyfileobj(source, file, 1 << 20)
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.replace(whole, path)
         about = os.stat(path)
@@ -176,26 +176,26 @@ class S3Server(StoreServer):
 
     def _path(self, name: str) -> str:
         """Raises: ConnectionError for what is no name: nothing of ours asks so."""
-        path = os.path.normpath(os.path.join(self._folder, name))
-        if not path.startswith(self._folder + os.sep) or _PARTS in path.split(os.sep):
+        path = os.path.normpath(os.path.join(self._directory, name))
+        if not path.startswith(self._directory + os.sep) or _PARTS in path.split(os.sep):
             raise ConnectionAbortedError(f"{name} is no name of an object")
         return path
 
     def _upload(self, query: Mapping[str, str]) -> str:
         if not query["uploadId"].isalnum():
             raise ConnectionAbortedError("no upload has such a number")
-        return os.path.join(self._folder, _PARTS, query["uploadId"])
+        return os.path.join(self._directory, _PARTS, query["uploadId"])
 
     def _list(self, bucket: str, query: Mapping[str, str]) -> bytes:
         """All at once: nothing of ours has more than some thousands of names."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         top = self._path(bucket)
-        found, folders = [], set()
+        found, directories = [], set()
         for above, names, files in os.walk(os.path.join(top, os.path.dirname(prefix))):
             relative = os.path.relpath(above, top)
             start = "" if relative == "." else relative + "/"
             if delimiter:
-                folders |= {f"{start}{name}/" for name in names if f"{start}{name}/".startswith(prefix)}
+                directories |= {f"{start}{name}/" for name in names if f"{start}{name}/".startswith(prefix)}
                 names.clear()
             found += [f"{start}{name}" for name in files if f"{start}{name}".startswith(prefix)]
         rows = []
@@ -207,15 +207,17 @@ class S3Server(StoreServer):
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{stamp}</LastModified><ETag>{tag}</ETag>"
                 f"<Size>{about.st_size}</Size></Contents>"
             )
-        rows += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
+        rows += [
+            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(directories)
+        ]
         text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
         return (_XML + text).encode()
 
 
 def main(argv: list[str]) -> int:
     """Serves until it is ended."""
-    folder, address, port, rate = argv
-    asyncio.run(S3Server(os.path.realpath(folder), float(rate)).serve_at(address, int(port)))
+    directory, address, port, rate = argv
+    asyncio.run(S3Server(os.path.realpath(directory), float(rate)).serve_at(address, int(port)))
     return 0
 
 

@@ -10,13 +10,13 @@ import glob
 import os
 from contextlib import suppress
 
-FOLDER = "/dev/shm"
+DIRECTORY = "/dev/shm"
 
 
 def files() -> dict[str, int]:
     """Names of this user's files, with their inodes."""
     found = {}
-    with suppress(OSError), os.scandir(FOLDER) as entries:
+    with suppress(OSError), os.scandir(DIRECTORY) as entries:
         for entry in entries:
             with suppress(OSError):  # taken away meanwhile
                 status = entry.stat(follow_symlinks=False)
@@ -39,9 +39,9 @@ def _in_use() -> set[int]:
     used = set()
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         with suppress(OSError):  # it has ended, or closed it
-            if os.readlink(path).startswith(f"{FOLDER}/"):
+            if os.readlink(path).startswith(f"{DIRECTORY}/"):
                 used.add(os.stat(path).st_ino)
     for path in glob.glob("/proc/[0-9]*/maps"):
         with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            used |= {int(line.split(maxsplit=5)[4]) for line in file if f" {FOLDER}/" in line}
+            used |= {int(line.split(maxsplit=5)[4]) for line in file if f" {DIRECTORY}/" in line}
     return used

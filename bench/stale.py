@@ -20,11 +20,18 @@ from bench.record import BenchError
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NUMBERS = os.path.join("docs", "numbers")
 LAUNCHER = ("launcher",)
-TREES = ("bootseer/tree", "bootseer/blocks", "bootseer/mounts", "bootseer/storage", "bootseer/trust")
+TREES = (
+    *("bootseer/tree", "bootseer/blocks", "bootseer/mounts", "bootseer/storage", "bootseer/trust"),
+    *("bootseer/linux", "bootseer/ipc"),
+)
 # What a bench runs of the product; one that is not listed runs all of it.
 MEASURED: dict[str, tuple[str, ...]] = {
     "launch": LAUNCHER,
-    "rendezvous": ("launcher/rendezvous", "launcher/job.py", "launcher/policy.py", "launcher/loop.py"),
+    "rendezvous": (
+        "launcher/rendezvous",
+        "launcher/coordinator",
+        "launcher/base/loop.py",
+    ),
     "kill": LAUNCHER,
     "kill_restart": LAUNCHER,
     "hosts": LAUNCHER,
@@ -32,21 +39,40 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "guard": LAUNCHER,
     "fork_fallbacks": LAUNCHER,
     "restarts": LAUNCHER,
-    "pressure": ("launcher/ranks", "launcher/inside.py"),
-    "hang_healthy": ("launcher/supervise",),
-    "faults": (*LAUNCHER, "bootseer/diagnose"),
-    "supervise_cost": ("launcher/supervise", "launcher/inside.py"),
-    "trace": ("launcher/tracer.py", "launcher/inside.py", "launcher/supervise", "bootseer/diagnose"),
-    "report": ("bootseer/startup",),
-    "ckpt": ("bootseer/checkpoint", "bootseer/storage", "launcher/checkpoint.py"),
+    "pressure": ("launcher/ranks", "launcher/in_rank/bootstrap.py"),
+    "hang_healthy": ("launcher/monitor", "launcher/base/facts.py"),
+    "faults": (*LAUNCHER, "bootseer/hangs"),
+    "supervise_cost": ("launcher/monitor", "launcher/base/facts.py", "launcher/in_rank/bootstrap.py"),
+    "trace": (
+        "launcher/in_rank/tracer.py",
+        "launcher/in_rank/bootstrap.py",
+        "launcher/monitor",
+        "launcher/base/facts.py",
+        "bootseer/hangs",
+    ),
+    "report": ("bootseer/report",),
+    "ckpt": (
+        "bootseer/checkpoint",
+        "bootseer/storage",
+        "bootseer/linux",
+        "bootseer/ipc",
+        "launcher/provision/checkpoint.py",
+        "launcher/provision/checkpoint_version.py",
+    ),
     "image": (*TREES, "bootseer/image"),
     "env": (*TREES, "bootseer/env"),
     "env_key": ("bootseer/env",),
-    "compile": ("bootseer/env", "bootseer/tree", "launcher/caches.py", "launcher/inside.py"),
+    "compile": (
+        "bootseer/env",
+        "bootseer/tree",
+        "launcher/provision/compile_caches.py",
+        "launcher/provision/waiting.py",
+        "launcher/in_rank/bootstrap.py",
+    ),
     "peers": (*TREES, "bootseer/peers"),
 }
 ALL = ("launcher", "bootseer")
-MOST_SHOWN = 3
+MAX_SHOWN = 3
 
 
 class Recorded(NamedTuple):
@@ -111,16 +137,16 @@ def bare_code(text: bytes) -> str:
 
 def describe(each: Recorded) -> str:
     """One line for people."""
-    figures = ", ".join(each.figures[:MOST_SHOWN])
-    more = len(each.figures) - MOST_SHOWN
+    figures = ", ".join(each.figures[:MAX_SHOWN])
+    more = len(each.figures) - MAX_SHOWN
     figures += f" and {more} more" if more > 0 else ""
     head = f"{each.path}: {figures}"
     if each.changed is None:
         return f"OLD    {head}: measured at {each.commit[:12]}, which this repository does not have"
     if not each.changed:
         return f"today  {head}: measured at {each.commit[:12]}, and its code is still the same"
-    files = ", ".join(each.changed[:MOST_SHOWN])
-    more = len(each.changed) - MOST_SHOWN
+    files = ", ".join(each.changed[:MAX_SHOWN])
+    more = len(each.changed) - MAX_SHOWN
     files += f" and {more} more" if more > 0 else ""
     return f"OLD    {head}: measured at {each.commit[:12]}; since then changed: {files}"
 

@@ -23,17 +23,17 @@ from collections.abc import Mapping, Sequence
 from bench import netns
 from bench.ckpt_pages import check_disk
 from bench.ckpt_run import make_environ
-from bench.image_kept import default_folder
+from bench.image_kept import default_directory
 from bench.image_ways import run_bootseer
 from bench.record import BenchError, Figures, Target, note
 from bench.start_limits import Limits, chain_s, longest_wait
 from bench.start_made import Made, prepare
 from bench.start_ways import ALONE, RATE_BYTES_PER_S, STORE_BYTES_PER_S, WAYS, Bench, Sample
-from bootseer.mounts.tree_mount import probe_mount
+from bootseer.mounts.tree_daemon.mount import probe_mount
 
 ROUNDS = 3  # of a quarter of an hour each, where three nodes share two processors
 ALONE_ROUNDS = 1
-MOST_TRIES = 4  # of torchrun's restarts, which do not always come to an end
+MAX_TRIES = 4  # of torchrun's restarts, which do not always come to an end
 NODES = (1, 3)
 NEEDED_BYTES = 40_000_000_000
 TARGETS = {
@@ -80,24 +80,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Figures:
     """Measures and returns the figures."""
-    folder = begin(args.folder)
-    made = prepare(folder)
+    directory = begin(args.folder)
+    made = prepare(directory)
     for name, value in made.facts.items():
         note(f"{name}: {value:,.0f}")
     taken: dict[int, dict[str, list[Sample]]] = {}
     for count in args.nodes:
-        taken[count] = measure(made, count, args.way or WAYS, (args.rounds, args.alone_rounds), folder)
+        taken[count] = measure(made, count, args.way or WAYS, (args.rounds, args.alone_rounds), directory)
     if args.page:
-        words = ["report", *(os.path.join(folder, "logs", way) for way in ("first", "cold")), "--html", args.page]
+        words = [
+            "report",
+            *(os.path.join(directory, "logs", way) for way in ("first", "cold")),
+            "--html",
+            args.page,
+        ]
         run_bootseer(words, make_environ())
     return to_figures(made, taken)
 
 
-def begin(folder: str) -> str:
+def begin(directory: str) -> str:
     """Where all lies. From now on SIGTERM takes down what was made. Raises: BenchError where it cannot be made."""
     check_machine()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    found = os.path.abspath(folder or os.path.join(os.path.dirname(default_folder()), "start"))
+    found = os.path.abspath(directory or os.path.join(os.path.dirname(default_directory()), "start"))
     os.makedirs(found, mode=0o700, exist_ok=True)
     check_disk(found, NEEDED_BYTES)
     return found
@@ -118,11 +123,11 @@ def measure(
 ) -> dict[str, list[Sample]]:
     """All rounds on so many nodes. Args: rounds: of all ways but ALONE, and of these."""
     taken: dict[str, list[Sample]] = {way: [] for way in ways}
-    folder = tempfile.mkdtemp(prefix="nodes-", dir=above)
+    directory = tempfile.mkdtemp(prefix="nodes-", dir=above)
     try:
         with netns.Hosts(count + 1) as hosts:
             netns.shape(hosts.hosts[:count], RATE_BYTES_PER_S, "1mb")
-            bench = Bench(made, hosts, count, folder)
+            bench = Bench(made, hosts, count, directory)
             if set(ways).difference(_FROM_NOTHING, ("torchrun_restart",)):
                 note(f"{count} nodes: a first job, whose recordings later ones find")
                 bench.set_store(known=False)
@@ -146,17 +151,17 @@ def measure(
                                 taken[way].append(sample)
                 check_same({way: samples[-1] for way, samples in taken.items() if samples})
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     return taken
 
 
 def run_until_it_ends(bench: Bench, way: str) -> Sample:
     """One start; of torchrun's restarts one that comes to an end, the others are counted. Raises: BenchError."""
-    for number in range(MOST_TRIES):
+    for number in range(MAX_TRIES):
         try:
             return bench.run(way)._replace(tries=number + 1)
         except BenchError as error:
-            if way != "torchrun_restart" or number == MOST_TRIES - 1:
+            if way != "torchrun_restart" or number == MAX_TRIES - 1:
                 raise
             note(f"{way} did not come to an end: {str(error).strip().splitlines()[0]}")
     raise AssertionError("it returns above")

@@ -56,10 +56,10 @@ class Made(NamedTuple):
     facts: dict[str, float]  # bytes and files, for people
 
 
-def prepare(folder: str) -> Made:
+def prepare(directory: str) -> Made:
     """Makes what is not there yet. Raises: BenchError."""
-    data, keys, root = (os.path.join(folder, name) for name in ("data", "keys", "root"))
-    stamp_path = os.path.join(folder, "made.json")
+    data, keys, root = (os.path.join(directory, name) for name in ("data", "keys", "root"))
+    stamp_path = os.path.join(directory, "made.json")
     stamp = {
         "layout": _LAYOUT,
         "programs": list(PROGRAMS),
@@ -131,22 +131,22 @@ def _make_root(root: str) -> None:
     os.rename(made, root)
 
 
-def _get_wheels(root: str, folder: str, lock: str) -> None:
+def _get_wheels(root: str, directory: str, lock: str) -> None:
     """For the image's Python, by this one's pip; with a page that names them."""
     note(f"downloading the wheels of {len(WANTED)} packages and what they need")
     version = _version_of(root)
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", folder]
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", directory]
     argv += ["--python-version", version, "--implementation", "cp", *WANTED]
     ran = subprocess.run(argv, env=make_environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode:
         raise BenchError(f"pip cannot download the wheels of the environment:\n{ran.stderr[-2000:]}")
     from packaging.utils import parse_wheel_filename
 
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".whl"))
+    names = sorted(name for name in os.listdir(directory) if name.endswith(".whl"))
     with open(lock, "w", encoding="utf-8") as file:
         file.writelines("{}=={}\n".format(*parse_wheel_filename(name)[:2]) for name in names)
     rows = "".join(f'<a href="{html.escape(name)}">{html.escape(name)}</a><br>\n' for name in names)
-    with open(os.path.join(folder, "index.html"), "w", encoding="utf-8") as file:
+    with open(os.path.join(directory, "index.html"), "w", encoding="utf-8") as file:
         file.write(f"<!DOCTYPE html><html><body>\n{rows}</body></html>\n")
 
 
@@ -162,28 +162,28 @@ def _version_of(root: str) -> str:
     return ran.stdout.strip()
 
 
-def _pack_by_zstd(layers: str, folder: str) -> None:
+def _pack_by_zstd(layers: str, directory: str) -> None:
     """The same layers, as nydus, estargz and buildkit's zstd have them; what is pulled by `tuned`."""
     note("making zstd layers")
-    os.makedirs(folder)
+    os.makedirs(directory)
     with open(os.path.join(layers, MANIFEST), encoding="utf-8") as file:
         names = [each[0] for each in json.load(file)]
     sizes = {}
     for name in names:
-        target = os.path.join(folder, name.replace(".gz", ".zst"))
+        target = os.path.join(directory, name.replace(".gz", ".zst"))
         subprocess.run(
             ["bash", "-c", 'gzip -dc "$0" | zstd -q -3 -T0 -o "$1"', os.path.join(layers, name), target],
             check=True,
         )
         sizes[os.path.basename(target)] = os.path.getsize(target)
-    with open(os.path.join(folder, MANIFEST), "w", encoding="utf-8") as file:
+    with open(os.path.join(directory, MANIFEST), "w", encoding="utf-8") as file:
         json.dump(sizes, file)
 
 
-def _make_checkpoint(folder: str) -> None:
+def _make_checkpoint(directory: str) -> None:
     """What start_train.py loads: the frozen backbone."""
     note("making the checkpoint")
-    plain = os.path.join(folder, "plain", "step-100")
+    plain = os.path.join(directory, "plain", "step-100")
     os.makedirs(plain)
     code = """
 import ast, re, sys, torch
@@ -200,7 +200,7 @@ save_file(state, sys.argv[1] + "/model.safetensors")
 """
     commands = [
         [sys.executable, "-c", code, plain, os.path.join(ROOT, "bench", "start_train.py")],
-        [BOOTSEER, "ckpt", "stripe", os.path.dirname(plain), os.path.join(folder, "striped")],
+        [BOOTSEER, "ckpt", "stripe", os.path.dirname(plain), os.path.join(directory, "striped")],
     ]
     for argv in commands:
         ran = subprocess.run(argv, env=make_environ(), capture_output=True, text=True, timeout=_INSTALL_S)

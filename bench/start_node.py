@@ -28,7 +28,8 @@ from urllib.parse import urlsplit
 from bench.image_layers import MANIFEST, pull
 from bench.record import BenchError
 from bench.start_made import INDEX, LOCK, PYTHON
-from bootseer.mounts import kernel, namespaces
+from bootseer.linux import mount as kernel
+from bootseer.linux import namespaces
 
 ENV = "/opt/env"  # in the root
 WORK = "/job"  # in the root: the node's own folder
@@ -43,9 +44,9 @@ class Node:
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._url: str = order["url"]
-        self._folder: str = order["folder"]
-        self._root = os.path.join(self._folder, "root")
-        self._work = os.path.join(self._folder, "work")
+        self._directory: str = order["folder"]
+        self._root = os.path.join(self._directory, "root")
+        self._work = os.path.join(self._directory, "work")
         self._stages: list[tuple[str, int, int]] = []
 
     def run(self) -> None:
@@ -86,11 +87,11 @@ class Node:
     # ---- the image -------------------------------------------------------------------------------------------
 
     def _pull_plainly(self) -> None:
-        pull(f"{self._url}/layers", self._root, os.path.join(self._folder, "blobs"))
+        pull(f"{self._url}/layers", self._root, os.path.join(self._directory, "blobs"))
 
     def _pull_fast(self) -> None:
         os.makedirs(self._root)
-        kept = os.path.join(self._folder, "blobs")
+        kept = os.path.join(self._directory, "blobs")
         os.makedirs(kept)
         sizes = json.loads(_get(f"{self._url}/layers-zstd/{MANIFEST}"))
         with concurrent.futures.ThreadPoolExecutor(READERS) as readers, _unpackers(len(sizes)) as unpackers:
@@ -143,9 +144,9 @@ class Node:
     @property
     def _checkpoint(self) -> tuple[str, str]:
         """Its URL, and where it goes."""
-        folder = os.path.join(self._work, "ckpt")
-        os.makedirs(folder, exist_ok=True)
-        return f"{self._url}/ckpt/plain/step-100/model.safetensors", os.path.join(folder, "model.safetensors")
+        directory = os.path.join(self._work, "ckpt")
+        os.makedirs(directory, exist_ok=True)
+        return f"{self._url}/ckpt/plain/step-100/model.safetensors", os.path.join(directory, "model.safetensors")
 
     def _read_plainly(self) -> None:
         url, path = self._checkpoint

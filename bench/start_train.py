@@ -72,7 +72,7 @@ class Model(torch.nn.Module):
 
 
 def main() -> None:
-    folder, steps = sys.argv[1], int(sys.argv[2])
+    directory, steps = sys.argv[1], int(sys.argv[2])
     die_at = int(sys.argv[3]) if len(sys.argv) > 3 else -1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -101,17 +101,17 @@ def main() -> None:
         took_s.append(time.monotonic() - began_s)
         if step == 0:
             MOMENTS["first_step"] = time.monotonic_ns()
-            write(folder, rank, attempt, {})
+            write(directory, rank, attempt, {})
         if step == die_at and rank == dist.get_world_size() - 1 and attempt == 0:
             MOMENTS["died"] = time.monotonic_ns()
-            write(folder, rank, attempt, {})
+            write(directory, rank, attempt, {})
             os.kill(os.getpid(), signal.SIGKILL)
-    write(folder, rank, attempt, {"losses": losses, "step_s": sorted(took_s)[len(took_s) // 2]})
+    write(directory, rank, attempt, {"losses": losses, "step_s": sorted(took_s)[len(took_s) // 2]})
     dist.destroy_process_group()
 
 
-def write(folder: str, rank: int, attempt: int, more: dict[str, object]) -> None:
-    path = os.path.join(folder, f"moments-{rank}-{attempt}.json")
+def write(directory: str, rank: int, attempt: int, more: dict[str, object]) -> None:
+    path = os.path.join(directory, f"moments-{rank}-{attempt}.json")
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump({"moments": MOMENTS, **more}, file)
     os.replace(path + ".new", path)

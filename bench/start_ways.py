@@ -46,11 +46,11 @@ RATE_BYTES_PER_S = 200e6
 STORE_BYTES_PER_S = 400e6
 PORT, RENDEZVOUS_PORT = 7000, 29400
 STEPS, DIE_AT_STEP = 100, 20
-MOST_STEP_S = 0.05
+MAX_STEP_S = 0.05
 LOOK_S = 0.02
 MEMORY_BYTES = 8 << 30
 MADV_POPULATE_WRITE = 23
-MOST_RESTARTS = 9  # torchrun's agents count each other's failures as well
+MAX_RESTARTS = 9  # torchrun's agents count each other's failures as well
 DEADLINE_S = 900.0
 TECHNIQUES = ("image", "env", "checkpoint", "ranks")
 ALONE = tuple(f"alone_{technique}" for technique in TECHNIQUES)
@@ -59,7 +59,7 @@ DROP = "/proc/sys/vm/drop_caches"
 _ENTER = 'mount --bind "$0" "$1" && mount --bind "$3" /etc/hosts && cd "$2" && shift 3 && {}'
 _RUN = 'exec "$@"'
 # What publishes goes on after the job's end; the node's first process has to outlive it.
-_RUN_AND_PUBLISH = '"$@"; done=$?; while pgrep -f "[b]ootseer.env.setup_keeper"; do sleep 0.1; done; exit $done'
+_RUN_AND_PUBLISH = '"$@"; done=$?; while pgrep -f "[b]ootseer.env.service.main"; do sleep 0.1; done; exit $done'
 
 Stages = list[tuple[str, int, int]]  # name, begin and end by the monotonic clock
 
@@ -112,7 +112,7 @@ class Bench:
     """Nodes, their store, and the folders of both."""
 
     def __init__(self, made: Made, hosts: netns.Hosts, count: int, folder: str) -> None:
-        self._made, self._folder = made, folder
+        self._made, self._directory = made, folder
         self.nodes = hosts.hosts[:count]
         self._store = hosts.hosts[count]
         self._place = os.path.join(folder, "node")  # where each node sees a folder of its own
@@ -180,11 +180,11 @@ class Bench:
             node_bytes = [now - then for now, then in zip(self._received(), received, strict=True)]
         return self._sample(way, began_ns, kills, after[0] - before[0], after[1] - before[1], node_bytes, worked)
 
-    def keep_logs(self, folder: str) -> None:
+    def keep_logs(self, directory: str) -> None:
         """What all nodes have logged of the last start, for a report."""
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         for host in self.nodes:
-            shutil.copytree(os.path.join(self._own(host), "work", "logs"), os.path.join(folder, host.name))
+            shutil.copytree(os.path.join(self._own(host), "work", "logs"), os.path.join(directory, host.name))
 
     def _run_on_all(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
         try:
@@ -219,7 +219,7 @@ class Bench:
 
     def _warm_uv(self, cache: str) -> None:
         """As another job has left it on this node."""
-        target = os.path.join(self._folder, "uv-warming")
+        target = os.path.join(self._directory, "uv-warming")
         environ = clean_environ(UV_CACHE_DIR=cache, UV_LINK_MODE="copy")
         words = [os.path.join(self._made.root, "usr/local/bin/uv"), "pip", "install", "-q", "--target", target]
         words += ["--python", os.path.realpath(sys.executable), "--no-index", "--find-links"]
@@ -233,14 +233,14 @@ class Bench:
             file.write("3")
         touch_memory()
         # The store has it in memory, and our own code and interpreter are the machine's, not the job's.
-        folders = (self._served, os.path.join(ROOT, "bootseer"), os.path.join(ROOT, "launcher"))
+        directories = (self._served, os.path.join(ROOT, "bootseer"), os.path.join(ROOT, "launcher"))
         ckpt_pages.make_warm(
-            [path for folder in folders for path in regular_files(folder) if os.path.getsize(path)]
+            [path for directory in directories for path in regular_files(directory) if os.path.getsize(path)]
         )
         subprocess.run([sys.executable, "-m", "launcher", "--version"], capture_output=True, cwd=ROOT)
 
     def _own(self, host: netns.Host) -> str:
-        return os.path.join(self._folder, host.name)
+        return os.path.join(self._directory, host.name)
 
     def _start(
         self, way: str, host: netns.Host, url: str, script: str, features: Sequence[str]
@@ -255,7 +255,7 @@ class Bench:
             "--rdzv-id",
             "start",
             "--max-restarts",
-            str(MOST_RESTARTS if kills else 0),
+            str(MAX_RESTARTS if kills else 0),
         ]
         words = [str(STEPS), *([str(DIE_AT_STEP)] if kills else [])]
         network = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
@@ -369,10 +369,8 @@ class Bench:
         nodes = [{name: (at_ns - began_ns) / 1e9 for name, at_ns in each["moments"].items()} for each in found]
         step_s = max(each["step_s"] for each in found)
         # Beside `first`, the environment is being published; nodes that share a processor cannot be held to it.
-        if step_s > MOST_STEP_S and way != "first" and len(self.nodes) <= (os.cpu_count() or 1):
-            raise BenchError(
-                f"{way}: a step takes {step_s * 1e3:.0f} ms, at most {MOST_STEP_S * 1e3:.0f} is meant"
-            )
+        if step_s > MAX_STEP_S and way != "first" and len(self.nodes) <= (os.cpu_count() or 1):
+            raise BenchError(f"{way}: a step takes {step_s * 1e3:.0f} ms, at most {MAX_STEP_S * 1e3:.0f} is meant")
         shifted = [
             [(name, (low - began_ns) / 1e9, (high - began_ns) / 1e9) for name, low, high in each]
             for each in stages

@@ -1,10 +1,10 @@
 """What looking at ranks from outside costs: a step and a heartbeat in a rank, a rank's start, a look of the agent.
 
-In a rank: the hook of torch's optimizers as launcher/inside.py makes it, called as torch calls it, less an empty
-hook; bootseer.heartbeat, and one with an event, of which there is one a second at most; opening the page, with the
-handler for stacks. In the agent: CPU time of one look at RANKS processes that have pages, log files and a child
-each, times one look in LOOK_EVERY_S, and of bringing a heartbeat a second of each into its event file; and the
-time until all their stacks are had. What steps of a job of two ranks become longer, with its 95 % interval, by
+In a rank: the hook of torch's optimizers as launcher/in_rank/bootstrap.py makes it, called as torch calls it, less
+an empty hook; bootseer.heartbeat, and one with an event, of which there is one a second at most; opening the page,
+with the handler for stacks. In the agent: CPU time of one look at RANKS processes that have pages, log files and a
+child each, times one look in LOOK_EVERY_S, and of bringing a heartbeat a second of each into its event file; and
+the time until all their stacks are had. What steps of a job of two ranks become longer, with its 95 % interval, by
 hooks in its ranks, looks at them and heartbeats: two jobs in turns (turns.py).
 """
 
@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 from bench.record import BenchError, Figures, Target
 from bench.turns import measure_steps
-from launcher.inside import event_fields, pack_text
-from launcher.loop import Loop
-from launcher.supervise.beats import LOOK_S, NodeBeats
-from launcher.supervise.collector import StackCollector
-from launcher.supervise.page import PAGE_BYTES, PageFile, Pages
-from launcher.supervise.sampler import Sampler
-from launcher.supervise.stacks import RankStacks, Source
+from launcher.base.loop import Loop
+from launcher.in_rank.bootstrap import event_fields, pack_text
+from launcher.monitor.samples.heartbeats import LOOK_S, HeartbeatCopier
+from launcher.monitor.samples.sampler import Sampler
+from launcher.monitor.samples.stack_collector import StackCollector
+from launcher.monitor.samples.stacks import RankStacks, Source
+from launcher.monitor.samples.stats_page import PAGE_BYTES, StatsPageFile, StatsPages
 
 ROUNDS = 5
 RANKS = 8
@@ -42,7 +42,7 @@ TARGETS = {
 IN_A_RANK = """
 import sys, time
 began_s = time.perf_counter()
-from launcher import inside
+from launcher.in_rank import bootstrap as inside
 inside.open_page("")
 ready_s = time.perf_counter()
 page = inside.open_page(sys.argv[1])
@@ -74,7 +74,7 @@ print(measure(beat, 7) - measure(nothing, 7), opened_s * 1e6)
 """
 RANK = """
 import subprocess, sys, time
-from launcher import inside
+from launcher.in_rank import bootstrap as inside
 page = inside.open_page(sys.argv[1])
 page.pulse()
 child = subprocess.Popen(["sleep", "1000"])
@@ -115,10 +115,10 @@ def run(args: argparse.Namespace) -> Figures:
     """`args.rounds` rounds of everything."""
     samples: dict[str, list[float]] = {}
     for _ in range(args.rounds):
-        pages = Pages()
-        with tempfile.TemporaryDirectory(prefix="bench-supervise-") as folder:
+        pages = StatsPages()
+        with tempfile.TemporaryDirectory(prefix="bench-supervise-") as directory:
             try:
-                found = {**_in_a_rank(pages.renew(1, False)[0], folder), **_in_the_agent(pages, folder)}
+                found = {**_in_a_rank(pages.renew(1, False)[0], directory), **_in_the_agent(pages, directory)}
             finally:
                 pages.close()
         for name, value in found.items():
@@ -134,9 +134,9 @@ def run(args: argparse.Namespace) -> Figures:
     return figures
 
 
-def _in_a_rank(page: PageFile, folder: str) -> dict[str, float]:
+def _in_a_rank(page: StatsPageFile, directory: str) -> dict[str, float]:
     ran = subprocess.run(
-        [sys.executable, "-c", IN_A_RANK, page.given, f"{folder}/events.jsonl"], capture_output=True, text=True
+        [sys.executable, "-c", IN_A_RANK, page.given, f"{directory}/events.jsonl"], capture_output=True, text=True
     )
     if ran.returncode:
         raise BenchError(f"the rank failed: {ran.stderr}")
@@ -144,12 +144,12 @@ def _in_a_rank(page: PageFile, folder: str) -> dict[str, float]:
     return dict(zip(names, map(float, ran.stdout.split()), strict=True))
 
 
-def _in_the_agent(pages: Pages, folder: str) -> dict[str, float]:
+def _in_the_agent(pages: StatsPages, directory: str) -> dict[str, float]:
     processes = []
     ranks = []
     try:
         for number, page in enumerate(pages.renew(RANKS, False)):
-            logs = _Logs(f"{folder}/out{number}", f"{folder}/err{number}")
+            logs = _Logs(f"{directory}/out{number}", f"{directory}/err{number}")
             with open(logs.stdout_path, "ab") as out, open(logs.stderr_path, "ab") as err:
                 process = subprocess.Popen(
                     [sys.executable, "-c", RANK, page.given], stdin=subprocess.PIPE, stdout=out, stderr=err
@@ -167,11 +167,11 @@ def _in_the_agent(pages: Pages, folder: str) -> dict[str, float]:
             sampler.look(time.monotonic())
         look_s = (time.process_time() - began_s) / LOOKS
         sampler.close()
-        beats_s = _bring_beats(ranks)
+        heartbeats_s = _bring_heartbeats(ranks)
         return {
             "look_us": look_s * 1e6,
-            "beats_us": beats_s * 1e6,
-            "agent_cores": look_s / LOOK_EVERY_S + beats_s / LOOK_S,
+            "beats_us": heartbeats_s * 1e6,
+            "agent_cores": look_s / LOOK_EVERY_S + heartbeats_s / LOOK_S,
             "stacks_s": _collect(ranks),
         }
     finally:
@@ -181,21 +181,21 @@ def _in_the_agent(pages: Pages, folder: str) -> dict[str, float]:
             process.wait(30)
 
 
-def _bring_beats(ranks: list[_Rank]) -> float:
+def _bring_heartbeats(ranks: list[_Rank]) -> float:
     """CPU seconds for a heartbeat of each rank."""
     loop, took_s = Loop(), 0.0
     for rank in ranks:
         open(rank.events_file, "wb").close()
-    beats = NodeBeats(loop, ranks, "run", "node", 0)
+    heartbeats = HeartbeatCopier(loop, ranks, "run", "node", 0)
     fds = [os.open(rank.page_file, os.O_WRONLY) for rank in ranks]
     for number in range(1, LOOKS + 1):
         note = pack_text(number, time.monotonic_ns(), event_fields(7, {"loss": 1.5}))
         for fd in fds:
             os.pwrite(fd, note, PAGE_BYTES - len(note))
         began_s = time.process_time()
-        beats.bring()
+        heartbeats.bring()
         took_s += time.process_time() - began_s
-    beats.stop()
+    heartbeats.stop()
     for fd in fds:
         os.close(fd)
     loop.close()

@@ -25,9 +25,9 @@ from pathlib import Path
 from bench.record import BenchError, Figures, Target
 from bench.trace_jobs import AT_STEP, CAUSES, JOB, NCCL_AT_STEP, NCCL_CAUSES, Planted
 from bench.turns import IN_TURN, measure_pairs, measure_steps
-from launcher.supervise.page import Pages
-from launcher.supervise.ring import NEW_RING, read_ring
-from launcher.tracer import SLOTS
+from launcher.in_rank.tracer import SLOTS
+from launcher.monitor.collectives.ring import NEW_RING, read_ring
+from launcher.monitor.samples.stats_page import StatsPages
 
 ROUNDS = 20
 CALLS = 2_000
@@ -42,7 +42,7 @@ COST = (
     + """
 import os
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-from launcher import inside
+from launcher.in_rank import bootstrap as inside
 page = inside.open_page(sys.argv[1])
 inside.FirstStep(inside.Events("", "run", "node", 0, 0), page).install()
 import torch
@@ -106,14 +106,14 @@ def _add_cost(figures: Figures, rounds: int, backend: str) -> None:
 
 def _cost(way: str, rounds: int, backend: str) -> list[float]:
     """CPU microseconds that each call costs more, of each round."""
-    pages = [Pages(), Pages()]
+    pages = [StatsPages(), StatsPages()]
     try:
         made = [each.renew(1, False, ring)[0] for each, ring in zip(pages, (b"", NEW_RING), strict=True)]
         command = [sys.executable, "-c", COST]
         commands = [*command, made[0].given, way, backend], [*command, made[1].given, way, backend]
-        with tempfile.TemporaryDirectory(prefix="bench-trace-") as folder:
+        with tempfile.TemporaryDirectory(prefix="bench-trace-") as directory:
             environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-            pairs = measure_pairs(commands, environ, folder, rounds, CALLS)
+            pairs = measure_pairs(commands, environ, directory, rounds, CALLS)
         traced = read_ring(made[1].path, 0)
         if read_ring(made[0].path, 0) is not None or traced is None or len(traced.calls) != SLOTS:
             raise BenchError("the tracer did not do what was measured")
@@ -125,15 +125,15 @@ def _cost(way: str, rounds: int, backend: str) -> list[float]:
 
 def _is_named(name: str, planted: Planted, backend: str) -> bool:
     with (
-        tempfile.TemporaryDirectory(prefix="bench-trace-") as folder,
-        open(f"{folder}/said", "w+", errors="replace") as said,
+        tempfile.TemporaryDirectory(prefix="bench-trace-") as directory,
+        open(f"{directory}/said", "w+", errors="replace") as said,
     ):
-        with open(f"{folder}/job.py", "w") as file:
+        with open(f"{directory}/job.py", "w") as file:
             file.write(JOB)
-        flags = ["--standalone", "--nproc-per-node", "4", "--hang-least", "2", "--log-dir", f"{folder}/logs"]
+        flags = ["--standalone", "--nproc-per-node", "4", "--hang-least", "2", "--log-dir", f"{directory}/logs"]
         grace = ["--shutdown-timeout", str(planted.grace_s)]
         at_step = NCCL_AT_STEP if backend == "nccl" else AT_STEP
-        words = [f"{folder}/job.py", name, str(planted.rank), str(at_step), backend]
+        words = [f"{directory}/job.py", name, str(planted.rank), str(at_step), backend]
         began_s = time.monotonic()
         job = subprocess.Popen(
             [sys.executable, "-m", "launcher", *flags, "--trace-collectives", *grace, *words],
@@ -142,7 +142,7 @@ def _is_named(name: str, planted: Planted, backend: str) -> bool:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         try:
-            record = _wait_for_report(job, folder, "failure" if planted.ends else "standstill")
+            record = _wait_for_report(job, directory, "failure" if planted.ends else "standstill")
         finally:
             job.send_signal(signal.SIGTERM)
             job.wait()
@@ -159,13 +159,15 @@ def _is_named(name: str, planted: Planted, backend: str) -> bool:
     return is_right
 
 
-def _wait_for_report(job: subprocess.Popen[bytes], folder: str, kind: str) -> dict[str, list[dict[str, object]]]:
+def _wait_for_report(
+    job: subprocess.Popen[bytes], directory: str, kind: str
+) -> dict[str, list[dict[str, object]]]:
     end_s = time.monotonic() + REPORT_S
     has_ended = False
     while time.monotonic() < end_s and not has_ended:
         has_ended = job.poll() is not None
-        if (kind == "standstill" or has_ended) and glob.glob(f"{folder}/logs/*/{kind}-0.txt"):
-            (path,) = glob.glob(f"{folder}/logs/*/{kind}-0.json")
+        if (kind == "standstill" or has_ended) and glob.glob(f"{directory}/logs/*/{kind}-0.txt"):
+            (path,) = glob.glob(f"{directory}/logs/*/{kind}-0.json")
             with open(path) as file:
                 found: dict[str, list[dict[str, object]]] = json.load(file)
             return found

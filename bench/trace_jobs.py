@@ -19,7 +19,7 @@ class Planted(NamedTuple):
     """A cause, and what has to be said."""
 
     rank: int
-    kinds: tuple[str, ...]  # of bootseer.diagnose.stuck.Kind
+    kinds: tuple[str, ...]  # of bootseer.hangs.stuck.Kind
     what: str
     ends: bool = False  # the job: the page of its failure has to say it
     grace_s: int = 1  # what a rank that has ended has left behind lives on for so long

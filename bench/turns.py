@@ -122,7 +122,11 @@ class _Program:
 
 
 def measure_pairs(
-    commands: tuple[Sequence[str], Sequence[str]], environ: Mapping[str, str], folder: str, pairs: int, count: int
+    commands: tuple[Sequence[str], Sequence[str]],
+    environ: Mapping[str, str],
+    directory: str,
+    pairs: int,
+    count: int,
 ) -> list[Pair]:
     """Runs both commands, the plain one first, and measures them in turns, the first turn for nothing.
 
@@ -131,7 +135,7 @@ def measure_pairs(
     programs: list[_Program] = []
     try:
         for name, argv in zip(("plain", "other"), commands, strict=True):
-            programs.append(_Program(argv, environ, folder, name))
+            programs.append(_Program(argv, environ, directory, name))
         found = []
         for number in range(pairs + 1):
             order = programs if number % 2 else programs[::-1]
@@ -154,15 +158,15 @@ def measure_steps(plain: Sequence[str], other: Sequence[str], jobs: int, turns: 
     bootrun = [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", "2", "--fork-ranks", "off"]
     found = []
     for _ in range(jobs):
-        with tempfile.TemporaryDirectory(prefix="bench-steps-") as folder:
-            path = f"{folder}/steps.py"
+        with tempfile.TemporaryDirectory(prefix="bench-steps-") as directory:
+            path = f"{directory}/steps.py"
             with open(path, "w") as file:
                 file.write(STEPS)
             commands = (
-                [*bootrun, "--log-dir", f"{folder}/plain", *plain, path],
-                [*bootrun, "--log-dir", f"{folder}/other", *other, path],
+                [*bootrun, "--log-dir", f"{directory}/plain", *plain, path],
+                [*bootrun, "--log-dir", f"{directory}/other", *other, path],
             )
-            pairs = measure_pairs(commands, environ, folder, turns, count)
+            pairs = measure_pairs(commands, environ, directory, turns, count)
         found.append(Pair(_medians(each.plain for each in pairs), _medians(each.other for each in pairs)))
     return found
 

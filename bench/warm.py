@@ -96,14 +96,14 @@ class Node(Bench):
                 host.kill()
         alone, beside = step_times(read_steps(steps), began_ns, looks[0][0], looks[-1][0])
         sent = looks[-1][1] - looks[0][1]
-        share = most_within(looks, WINDOW_S) / (rate_bytes_per_s * WINDOW_S)
+        share = max_within(looks, WINDOW_S) / (rate_bytes_per_s * WINDOW_S)
         medians = (statistics.median(each) * 1e3 for each in (alone, beside))
         return Beside(looks[-1][0] - looks[0][0], sent, share, *medians)
 
-    def _write_job(self, folder: str, url: str) -> None:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
+    def _write_job(self, directory: str, url: str) -> None:
+        os.makedirs(directory, mode=0o755, exist_ok=True)
         words = [*self._features(url, TECHNIQUES), "start_train.py", "out", "100"]
-        with open(os.path.join(folder, "job.toml"), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, "job.toml"), "w", encoding="utf-8") as file:
             file.write(f'[job]\nfolder = "{self._place}/work"\ncommand = {json.dumps(words)}\n')
 
 
@@ -121,13 +121,13 @@ def run(args: argparse.Namespace) -> Figures:
     """Measures and returns the figures."""
     above = begin(args.folder)
     made = prepare(above)
-    folder = tempfile.mkdtemp(prefix="warm-", dir=above)
+    directory = tempfile.mkdtemp(prefix="warm-", dir=above)
     try:
         with netns.Hosts(2) as hosts:
             netns.shape(hosts.hosts[:1], RATE_BYTES_PER_S, "1mb")
-            return to_figures(*measure(Node(made, hosts, 1, folder), args.rounds, args.rate * 1e6))
+            return to_figures(*measure(Node(made, hosts, 1, directory), args.rounds, args.rate * 1e6))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def measure(node: Node, rounds: int, rate_bytes_per_s: float) -> tuple[list[Beside], list[Sample], list[Sample]]:
@@ -222,7 +222,7 @@ def step_times(
     return alone, beside
 
 
-def most_within(looks: Sequence[tuple[float, int]], window_s: float) -> float:
+def max_within(looks: Sequence[tuple[float, int]], window_s: float) -> float:
     """PURE: the most that was sent within so many seconds. Args: looks: when, and how much until then.
 
     Between two looks it is taken to be sent evenly. Of a shorter time all counts.

@@ -81,8 +81,8 @@ class Starts:
         return self._run([python, "-m", "launcher", "--standalone", *flags], goes_on_s, has_events=True)
 
     def _run(self, argv: Sequence[str], goes_on_s: float, *, has_events: bool) -> Sample:
-        folder = self._place.fresh()
-        moment, logs = os.path.join(folder, "moment"), os.path.join(folder, "logs")
+        directory = self._place.fresh()
+        moment, logs = os.path.join(directory, "moment"), os.path.join(directory, "logs")
         environ = {**self._place.environ, "BOOTSEER_CACHE_DIR": self._cache}
         command = [*argv, "--nproc-per-node", "1", "--log-dir", logs, self._script, moment, str(goes_on_s)]
         ended = run_apart(command, environ, self._place.folder)
@@ -93,14 +93,14 @@ class Starts:
         return Sample((step_ns - ended.began_ns) / 1e9, ended.cpu_s, ended.cpu_s - rank_cpu_s, events)
 
 
-def run_apart(command: Sequence[str], environ: Mapping[str, str], folder: str) -> Ended:
+def run_apart(command: Sequence[str], environ: Mapping[str, str], directory: str) -> Ended:
     """Runs a command from a process of its own: the store's server is a child of this one, and not waited for."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             become_subreaper()
-            (ended,) = run_all([command], environ, folder, DEADLINE_S)
+            (ended,) = run_all([command], environ, directory, DEADLINE_S)
             answer: dict[str, Any] = {"ended": ended}
         except BaseException as error:
             answer = {"error": str(error)}
@@ -180,9 +180,9 @@ def run(args: argparse.Namespace) -> Figures:
         raise BenchError("this bench needs root")
     cold: dict[str, list[dict[str, Sample]]] = {name: [] for name in args.places}
     warm: list[dict[str, Sample]] = []
-    with tempfile.TemporaryDirectory(prefix="bench-zero-", ignore_cleanup_errors=True) as folder:
-        starts = Starts(folder)
-        store = Store(folder, args.latency_ms, args.valid_s) if "store" in args.places else None
+    with tempfile.TemporaryDirectory(prefix="bench-zero-", ignore_cleanup_errors=True) as directory:
+        starts = Starts(directory)
+        store = Store(directory, args.latency_ms, args.valid_s) if "store" in args.places else None
         places: dict[str, Disk | Store] = {"disk": Disk(), **({"store": store} if store else {})}
         try:
             for number in range(-1, args.rounds):

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench.record import BenchError, note
-from bootseer.mounts import kernel
+from bootseer.linux import mount as kernel
 
 DROP = "/proc/sys/vm/drop_caches"
 READY_S, END_S = 30.0, 10.0
@@ -102,7 +102,7 @@ class Store:
                     raise BenchError(f"the store does not start: {output.read().decode(errors='replace')[-2000:]}")
                 yield
             finally:
-                kernel.unmount_anyway(self._mount_point, kernel.DETACH)
+                kernel.unmount_lazily(self._mount_point, kernel.DETACH)
                 try:
                     server.wait(END_S)
                 except subprocess.TimeoutExpired:
@@ -114,7 +114,7 @@ class Store:
 
     def close(self) -> None:
         """Takes it away."""
-        kernel.unmount_anyway(self._memory, kernel.DETACH)
+        kernel.unmount_lazily(self._memory, kernel.DETACH)
 
 
 def copy_environment(target: str) -> None:
@@ -135,5 +135,5 @@ def copy_environment(target: str) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", inside], check=False, stdout=subprocess.DEVNULL)
 
 
-def _left_out(_folder: str, names: list[str]) -> list[str]:
+def _left_out(_directory: str, names: list[str]) -> list[str]:
     return [name for name in names if name in LEFT_OUT or name == "include"]

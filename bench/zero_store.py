@@ -22,8 +22,8 @@ import sys
 import time
 from collections import Counter
 
-from bootseer.mounts import fuse_wire as wire
-from bootseer.mounts import kernel
+from bootseer.linux import mount as kernel
+from bootseer.mounts.device import fuse_wire as wire
 
 READLINK, FLUSH, READDIRPLUS = 5, 25, 44
 NAMES = {
@@ -40,7 +40,7 @@ NAMES = {
 # As libfuse asks for them: reads beside each other, names with their attributes, links kept.
 FLAGS = 1 << 0 | 1 << 13 | 1 << 14 | 1 << 18 | 1 << 23
 BUFFER_BYTES = 256 << 10
-MOST_WRITE_BYTES = 128 << 10
+MAX_WRITE_BYTES = 128 << 10
 _INIT = struct.Struct("<IIIIHHIIHHI28x")
 _ATTRIBUTES = struct.Struct("<6Q10I")
 _ATTRIBUTES_VALID = struct.Struct("<QII")
@@ -59,14 +59,14 @@ class AnswerError(Exception):
         self.number = number
 
 
-class Folder:
+class Directory:
     """What is shown: node numbers of paths below `source`, and the answers to requests."""
 
     def __init__(self, source: str, valid_s: float) -> None:
         self._paths: list[bytes] = [b"", os.fsencode(os.path.realpath(source))]
         self._nodes = {self._paths[1]: wire.ROOT}
         self._valid = int(valid_s), int(valid_s % 1 * 1e9)
-        self._folders: dict[int, list[bytes]] = {}
+        self._directories: dict[int, list[bytes]] = {}
         self.counts: Counter[str] = Counter()
 
     def answer(self, opcode: int, node: int, body: bytes) -> bytes:
@@ -88,7 +88,7 @@ class Folder:
             os.close(_READ.unpack_from(body)[0])
             return b""
         if opcode == wire.OPENDIR:
-            self._folders[node] = [b".", b"..", *os.listdir(path)]
+            self._directories[node] = [b".", b"..", *os.listdir(path)]
             return _OPEN.pack(0, 0, 0)
         if opcode in (wire.READDIR, READDIRPLUS):
             return self._list(node, body, is_plus=opcode == READDIRPLUS)
@@ -108,8 +108,8 @@ class Folder:
         return _ENTRY.pack(node, 0, seconds, seconds, nanoseconds, nanoseconds) + _attributes(status)
 
     def _list(self, node: int, body: bytes, *, is_plus: bool) -> bytes:
-        _, offset, most_bytes = _READ.unpack_from(body)
-        names = self._folders.get(node, [])
+        _, offset, max_bytes = _READ.unpack_from(body)
+        names = self._directories.get(node, [])
         listed = bytearray()
         for place in range(offset, len(names)):
             name = names[place]
@@ -120,7 +120,7 @@ class Folder:
             if is_plus:
                 is_itself = name in (b".", b"..")
                 record = (bytes(_ENTRY.size + _ATTRIBUTES.size) if is_itself else self._entry(path)) + record
-            if len(listed) + len(record) > most_bytes:
+            if len(listed) + len(record) > max_bytes:
                 break
             listed += record
         return bytes(listed)
@@ -143,13 +143,13 @@ def greet(request: bytes) -> bytes:
         raise AnswerError(errno.EPROTO)
     unique, greeting = found
     payload = _INIT.pack(
-        *(wire.MAJOR, wire.MINOR, greeting.read_ahead_bytes, greeting.flags & FLAGS, 0, 0, MOST_WRITE_BYTES, 1),
+        *(wire.MAJOR, wire.MINOR, greeting.read_ahead_bytes, greeting.flags & FLAGS, 0, 0, MAX_WRITE_BYTES, 1),
         *(0, 0, 0),
     )
     return wire.reply(unique, payload)
 
 
-def serve(fd: int, folder: Folder, latency_s: float) -> None:
+def serve(fd: int, directory: Directory, latency_s: float) -> None:
     """Answers until the kernel lets go."""
     late: list[tuple[float, int, bytes]] = []
     while True:
@@ -162,7 +162,7 @@ def serve(fd: int, folder: Folder, latency_s: float) -> None:
                     if opcode in wire.UNANSWERED:
                         continue
                     try:
-                        answer = wire.reply(unique, folder.answer(opcode, node, request[wire.HEAD.size :]))
+                        answer = wire.reply(unique, directory.answer(opcode, node, request[wire.HEAD.size :]))
                     except AnswerError as failed:
                         answer = wire.reply(unique, number=failed.number)
                     except OSError as error:
@@ -191,13 +191,13 @@ def main(source: str, target: str, latency_ms: str, valid_s: str, counts_file: s
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     data = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     kernel.mount("zero-store", target, "fuse.zero-store", kernel.RDONLY | kernel.NODEV | kernel.NOSUID, data)
-    folder = Folder(source, float(valid_s))
+    directory = Directory(source, float(valid_s))
     os.write(fd, greet(os.read(fd, BUFFER_BYTES)))
     os.set_blocking(fd, False)
     print("ready", flush=True)
-    serve(fd, folder, float(latency_ms) / 1000)
+    serve(fd, directory, float(latency_ms) / 1000)
     with open(counts_file, "w", encoding="ascii") as file:
-        json.dump(folder.counts, file)
+        json.dump(directory.counts, file)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bootseer's library: usable from a training script; importing it loads no torch and costs next to nothing."""
+"""Bootseer's library, usable from a training script; importing it loads no torch and takes almost no time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The only door from asyncio to threads, and from plain code to asyncio.
+"""The only bridge from asyncio to threads, and from synchronous code to asyncio.
 
-`run_io` for calls that end by themselves (one bounded pool; a cancelled caller still waits for the call, so that
-nothing goes on behind its back), `run_apart` for calls that may hang (a thread that can be given up), `run_sync`
-for callers that have no event loop. All survive a fork: the child begins with none of the parent's threads.
+`run_io` is for calls that end by themselves (one bounded pool; a cancelled caller still waits for the call, so no
+call continues unnoticed). `run_abandonable` is for calls that may hang (a thread that can be abandoned).
+`run_sync` is for callers without an event loop. All survive a fork: the child begins with none of the parent's
+threads.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from bootseer.backoff import Backoff
 from bootseer.errors import BootseerError, StorageError, Unavailable
 
 IO_THREADS = 64
 APART_THREADS = 256
-MOST_ABANDONED = 512  # hanging threads; each costs a stack and whatever its call holds
-IDLE_S = 2.0  # a thread with nothing to do ends after it
-CLOSE_S = 1.0  # how long `close` waits for what it has cancelled
+MAX_ABANDONED = 512  # hanging threads; each costs a stack and the objects of its call
+IDLE_S = 2.0  # after which an idle thread ends
+CLOSE_S = 1.0  # for which `close` waits for cancelled tasks
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -33,9 +36,9 @@ T = TypeVar("T")
 
 
 async def run_io(func: Callable[..., T], *args: object) -> T:
-    """Runs a blocking call, of at most some 8 MiB, in the pool.
+    """Run a blocking call, of at most some 8 MiB, in the pool.
 
-    Cancel: a call that has begun is waited for, so whatever it writes to is the caller's again afterwards.
+    Cancel: waits for a call that has begun, so its buffers belong to the caller again afterwards.
     """
     call = _Call(func, args)
     _io.submit(call)
@@ -48,14 +51,14 @@ async def run_io(func: Callable[..., T], *args: object) -> T:
     return call.take_outcome()
 
 
-async def run_apart(
+async def run_abandonable(
     func: Callable[..., T], *args: object, timeout_s: float, moved_s: Callable[[], float] | None = None
 ) -> T:
-    """Runs a call that may hang in a thread of its own; it is given up when it makes no progress for `timeout_s`.
+    """Run a call that may hang in its own thread; abandon it after `timeout_s` without progress.
 
-    `moved_s` tells when it made progress last (`time.monotonic`); without it only its end counts. A call that was
-    given up goes on in the background, maybe for good: let it write nowhere but to memory of its own (`Landing`).
-    Cancel: gives the call up at once. Raises: TimeoutError; Unavailable when too many hang already.
+    `moved_s` returns the time of the last progress (`time.monotonic`); without it only the end counts. An
+    abandoned call continues in the background, maybe for ever: it may write only to its own memory (`Landing`).
+    Cancel: abandons the call at once. Raises: TimeoutError; Unavailable if too many calls hang already.
     """
     call = _Call(func, args)
     _apart.submit(call)
@@ -74,7 +77,7 @@ async def run_apart(
 
 
 def statistics() -> dict[str, int]:
-    """Threads of both kinds now, those given up that still hang, and the calls that wait for a thread."""
+    """Return the numbers of threads of both kinds, of hanging abandoned calls, and of waiting calls."""
     return {
         "io_threads": _io.threads,
         "io_waiting": len(_io.calls),
@@ -86,13 +89,13 @@ def statistics() -> dict[str, int]:
 
 
 class _Outcome(Generic[T]):
-    """What came of something, until somebody takes it."""
+    """A result or an error, held until it is taken."""
 
     _result: T | None = None
     _error: BaseException | None = None
 
     def take_outcome(self) -> T:
-        """Once, when it is done."""
+        """Return the result or raise the error; call it once, after the end."""
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -104,9 +107,9 @@ class _Outcome(Generic[T]):
 
 
 class _Call(_Outcome[T]):
-    """A call on its way through a pool.
+    """A call in a pool.
 
-    The future holds no error: it would keep the error's frames, and with them whatever the call was given, alive.
+    The future holds no error: it would keep the error's frames alive, and with them the call's arguments.
     """
 
     def __init__(self, func: Callable[..., T], args: tuple[object, ...]) -> None:
@@ -117,7 +120,7 @@ class _Call(_Outcome[T]):
         self.is_abandoned = False
 
     def run(self) -> None:
-        """In the thread."""
+        """Run the call, in the thread."""
         func, args = self._func, self._args
         assert func is not None
         self._func, self._args = None, ()
@@ -132,7 +135,7 @@ class _Call(_Outcome[T]):
         try:
             self._loop.call_soon_threadsafe(self._finish)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits
+            pass  # the loop is closed: no task waits
 
     def _finish(self) -> None:
         if not self.is_done.done():
@@ -140,7 +143,7 @@ class _Call(_Outcome[T]):
 
 
 class _Threads:
-    """Daemon threads made when needed, at most so many, that end when idle."""
+    """A bounded pool of daemon threads, started on demand, that end when idle."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -155,9 +158,9 @@ class _Threads:
 
     def submit(self, call: _Call[Any]) -> None:
         with self._change:
-            if self.abandoned >= MOST_ABANDONED:
+            if self.abandoned >= MAX_ABANDONED:
                 raise Unavailable(
-                    f"{self.abandoned} calls hang and were given up: is a file system or server not answering?"
+                    f"{self.abandoned} calls hang and were abandoned: is a file system or server not answering?"
                 )
             self.calls.append(call)
             if self._idle >= len(self.calls):
@@ -173,13 +176,13 @@ class _Threads:
                     if not self.threads:
                         self.calls.remove(call)
                         raise Unavailable(
-                            "no thread could be started: is a limit of processes reached?"
+                            "no thread could be started: is the limit of processes reached?"
                         ) from error
                 else:
                     self.threads += 1
 
     def try_drop(self, call: _Call[Any]) -> bool:
-        """Takes back a call that has not begun."""
+        """Remove a call that has not begun; return whether that succeeded."""
         with self._change:
             try:
                 self.calls.remove(call)
@@ -188,7 +191,7 @@ class _Threads:
             return True
 
     def abandon(self, call: _Call[Any]) -> None:
-        """Gives up a call, begun or not; its thread counts no longer, and ends if it ever comes back."""
+        """Abandon a call, begun or not; its thread no longer counts, and ends if the call ever returns."""
         with self._change:
             if call in self._running:
                 call.is_abandoned = True
@@ -199,7 +202,7 @@ class _Threads:
                 self.calls.remove(call)
 
     def end_idle(self) -> None:
-        """Threads without work end now instead of a little later."""
+        """End idle threads now."""
         with self._change:
             self._epoch += 1
             self._change.notify_all()
@@ -226,7 +229,7 @@ class _Threads:
 
 
 async def _outlast(future: asyncio.Future[Any]) -> None:
-    """Waits for a future whatever else happens to the task."""
+    """Wait for a future, also if the task is cancelled."""
     while not future.done():
         try:
             await asyncio.wait({future})
@@ -234,13 +237,30 @@ async def _outlast(future: asyncio.Future[Any]) -> None:
             pass  # the caller is about to raise one
 
 
-# ---- several at once, again, and in order ------------------------------------------------------------------
+# ---- concurrency and retries -------------------------------------------------------------------------------
+
+
+class TaskGroup(asyncio.TaskGroup):
+    """A task group that raises its first error alone, without an exception group."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+            return
+        except BaseExceptionGroup as failures:
+            failure = failures.exceptions[0]
+        try:
+            raise failure from failure.__cause__
+        finally:
+            del failure, error, trace  # they hold this frame
 
 
 async def map_bounded(func: Callable[[A], Awaitable[T]], items: Iterable[A], *, width: int) -> list[T]:
-    """`func` of all items, at most `width` at once; results in the order of the items.
+    """Apply `func` to all items, at most `width` at once; return results in the order of the items.
 
-    Raises the first error, when all that had begun has ended.
+    Raises the first error, after all running calls have ended.
     """
     results: dict[int, T] = {}
     numbered = enumerate(items)
@@ -249,28 +269,23 @@ async def map_bounded(func: Callable[[A], Awaitable[T]], items: Iterable[A], *, 
         for index, item in numbered:
             results[index] = await func(item)
 
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            # Waited for here: a group that is told of a failure at its end stays cancelled (Python 3.11).
-            await asyncio.wait([group.create_task(work()) for _ in range(max(1, width))])
-    except BaseExceptionGroup as failures:
-        failure = failures.exceptions[0]
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # it holds this frame
+    async with TaskGroup() as group:
+        # Waiting here: a group that learns of a failure at its end stays cancelled (Python 3.11).
+        await asyncio.wait([group.create_task(work()) for _ in range(max(1, width))])
     return [results[index] for index in range(len(results))]
 
 
 class RetryPolicy(NamedTuple):
-    """How often and how long a failed call is tried again."""
+    """The number and times of the tries of a failing call."""
 
     tries: int = 4
     base_s: float = 0.1  # the first wait is random up to it, each further one up to twice as much
-    most_s: float = 5.0  # of one wait
-    budget_s: float = 30.0  # no try begins later than this after the first one
+    max_s: float = 5.0  # of one wait
+    budget_s: float = 30.0  # after the first try; no try begins later
+
+    def wait_s(self, failures: int, jitter: float) -> float:
+        """Return the wait after so many failures in a row. `jitter`: a number from 0 to 1."""
+        return Backoff(self.base_s, self.max_s).wait_s(failures, jitter)
 
 
 async def retry(
@@ -280,9 +295,9 @@ async def retry(
     on_retry: Callable[[], None] | None = None,
     jitter: Callable[[], float] = random.random,
 ) -> T:
-    """The result of `call(attempt)`; errors that say that another try may help are tried again.
+    """Return the result of `call(attempt)`; retry after errors that are marked as retryable.
 
-    A store's wish (`retry_after_s`) is kept. `jitter` gives numbers from 0 to 1.
+    It respects a store's `retry_after_s`. `jitter` returns numbers from 0 to 1.
     """
     started_s = time.monotonic()
     for attempt in range(policy.tries):
@@ -292,23 +307,23 @@ async def retry(
             if not error.retryable or attempt + 1 >= policy.tries:
                 raise
             asked_s = error.retry_after_s if isinstance(error, StorageError) else 0.0
-            wait_s = max(asked_s, jitter() * min(policy.most_s, policy.base_s * 2.0**attempt))
+            wait_s = max(asked_s, policy.wait_s(attempt + 1, jitter()))
             if time.monotonic() + wait_s > started_s + policy.budget_s:
                 raise
         if on_retry is not None:
             on_retry()
         await asyncio.sleep(wait_s)
-    raise ValueError(f"a policy of {policy.tries} tries")
+    raise ValueError(f"invalid policy of {policy.tries} tries")
 
 
-# ---- from plain code ---------------------------------------------------------------------------------------
+# ---- from synchronous code ---------------------------------------------------------------------------------
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the process's background loop; from any thread but that loop's own.
+    """Run a coroutine on the process's background loop, from any thread but that loop's own.
 
-    What a signal handler raises in the waiting thread (KeyboardInterrupt) cancels the coroutine; it is out when
-    that has ended, or at once at the second one.
+    An exception of a signal handler in the waiting thread (KeyboardInterrupt) cancels the coroutine. It is raised
+    when the coroutine has ended, or at once if a second one arrives.
     """
     background = _get_background()
     if threading.get_ident() == background.thread.ident:
@@ -325,7 +340,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def close() -> None:
-    """Ends the background loop and idle threads. What comes later makes new ones."""
+    """End the background loop and idle threads; later calls start new ones."""
     global _background
     with _background_lock:
         background, _background = _background, None
@@ -380,12 +395,12 @@ class _Background:
         self.thread.start()
 
     def end(self) -> None:
-        """Cancels what runs and stops; a call that hangs in a thread is not waited for long."""
+        """Cancel all tasks and stop; waits at most CLOSE_S for a call that hangs in a thread."""
         ending = asyncio.run_coroutine_threadsafe(self._cancel_all(), self.loop)
         try:
             ending.result(CLOSE_S)
         except BaseException:
-            pass  # something hangs; the loop is stopped all the same
+            pass  # a call hangs; the loop is stopped anyway
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(CLOSE_S)
 
@@ -415,7 +430,7 @@ def _get_background() -> _Background:
 
 
 def _forget_after_fork() -> None:
-    """In the child of a fork: threads are gone, locks may be held by threads that are gone."""
+    """Start afresh in a forked child: its threads are gone, and may have held locks."""
     global _io, _apart, _background, _background_lock
     if _background is not None:
         _inherited.append(_background)
@@ -427,7 +442,7 @@ _io = _Threads("bootseer-io", IO_THREADS)
 _apart = _Threads("bootseer-apart", APART_THREADS)
 _background: _Background | None = None
 _background_lock = threading.Lock()
-# Never closed: that would take the parent's descriptors out of the epoll set that both share.
+# Never closed: that would remove the parent's descriptors from the epoll set that both share.
 _inherited: list[_Background] = []
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,10 +1,15 @@
-"""The error tree of Bootseer: every error that a user may see.
+"""The error hierarchy of Bootseer: every error that a user may see.
 
-Each class carries the exit status of the command that ends by it and whether trying again can help. A message
-names the culprit and the way out in one line. Numbers are listed in docs/errors.md and never used twice.
+Each class has the exit status of the command that ends with it, and whether a retry can help. A message names the
+culprit and the fix in one line. Exit statuses are listed in docs/reference/errors.md and never used twice.
 """
 
 from __future__ import annotations
+
+
+def first_line(error: BaseException, max_chars: int = 200) -> str:
+    """Return the first line of a foreign error's message, else its kind."""
+    return (str(error).strip() or type(error).__name__).partition("\n")[0][:max_chars]
 
 
 class BootseerError(Exception):
@@ -15,15 +20,15 @@ class BootseerError(Exception):
 
 
 class ConfigError(BootseerError):
-    """What the user asked for cannot be: a value, a file or a combination of flags."""
+    """The request is impossible: a value, a file or a combination of flags."""
 
 
-class NoSuchPlace(ConfigError):
-    """A URL or path that somebody has typed can be nowhere: its scheme, bucket or parent folder does not exist."""
+class NoSuchLocation(ConfigError):
+    """A URL or path in the configuration cannot exist: it lacks its scheme, bucket or parent directory."""
 
 
 class UsageError(ConfigError):
-    """The command line itself is wrong; exit status 2 as argparse (and torchrun) has it."""
+    """The command line itself is wrong; exit status 2 as in argparse (and torchrun)."""
 
     exit_status = 2
 
@@ -35,8 +40,8 @@ class LaunchError(BootseerError):
 class StorageError(BootseerError):
     """Bytes could not be read from or written to a store.
 
-    `read_bytes`: how much of a range had arrived, in order from its start, when it failed. A retry goes on there.
-    `retry_after_s`: how long the store asks us to wait before the next try (HTTP's Retry-After), 0 if it does not.
+    `read_bytes`: bytes of a range that arrived, from its start, before the failure; a retry continues there.
+    `retry_after_s`: the store's requested wait before the next try (HTTP's Retry-After), 0 for none.
     """
 
     def __init__(self, message: str, *, read_bytes: int = 0, retry_after_s: float = 0.0) -> None:
@@ -46,19 +51,19 @@ class StorageError(BootseerError):
 
 
 class NotFound(StorageError):
-    """There is no such file or folder."""
+    """The file or directory does not exist."""
 
 
 class AlreadyExists(StorageError):
-    """Something has that name already and was to be created."""
+    """The name exists already, but was to be created."""
 
 
 class PermissionDenied(StorageError):
-    """The store refuses us this file."""
+    """The store refuses access to this file."""
 
 
 class Unavailable(StorageError):
-    """The store or the network fails; another try may succeed."""
+    """The store or the network fails; a retry may succeed."""
 
     retryable = True
 
@@ -68,15 +73,15 @@ class StorageTimeout(Unavailable):
 
 
 class IntegrityError(BootseerError):
-    """Data is not what it should be; none of it is handed out."""
+    """Data is invalid; none of it is returned."""
 
 
 class DigestMismatch(IntegrityError):
-    """The sum of some bytes differs from the recorded one."""
+    """The checksum of some bytes differs from the recorded one."""
 
 
 class Truncated(IntegrityError):
-    """A file is shorter than it should be, or a range lies past its end."""
+    """A file is too short, or a range lies past its end."""
 
 
 class SourceChanged(IntegrityError):
@@ -84,11 +89,11 @@ class SourceChanged(IntegrityError):
 
 
 class FormatVersion(IntegrityError):
-    """Written in a format, or by a newer version of it, that this Bootseer does not know."""
+    """The format, or its version, is unknown to this Bootseer."""
 
 
 class Untrusted(IntegrityError):
-    """Nobody who is believed answers for it: no trusted key signed it, and its store is not this user's alone."""
+    """No trusted key has signed the data, and other users can write to its store."""
 
 
 class CheckpointError(BootseerError):
@@ -100,14 +105,14 @@ class EnvError(BootseerError):
 
 
 class KeyUnknown(ConfigError):
-    """What decides an environment cannot be told: set-up is run, and what it does is not kept."""
+    """The key of an environment cannot be computed: set-up runs, and its result is not kept."""
 
 
 class SetupFailed(EnvError):
     """A set-up command failed, or took too long.
 
-    `tail`: the last lines of what it wrote. `status`: exit status, or minus the number of the signal; None when it
-    was ended by us.
+    `tail`: the last lines of its output. `status`: exit status, or minus the signal number; None if Bootseer ended
+    it.
     """
 
     def __init__(self, message: str, *, tail: tuple[str, ...] = (), status: int | None = None) -> None:
@@ -117,8 +122,8 @@ class SetupFailed(EnvError):
 
 
 class CaptureRefused(EnvError):
-    """What set-up commands did cannot be had on another node: nothing is published, and the job goes on."""
+    """The result of set-up commands cannot be restored on another node: it is not published; the job continues."""
 
 
 class EditableRefused(CaptureRefused):
-    """A package is installed in place, and its source folder lies neither in a target nor among the inputs."""
+    """A package is installed in place, and its source directory is neither in a target nor an input."""

@@ -1,8 +1,8 @@
-"""Events: what happened when, as JSON lines, one file a process; docs/events.md lists the fields.
+"""Events as JSON lines, one file a process; docs/reference/events.md lists the fields.
 
-In: spans (both ends are written, so a crash leaves an open one, which is evidence), instants, scalars. Out: lines
-appended to a file, each with a single write. Writing never disturbs the caller; reading takes any file, also one
-that was cut off. Ranks write the same lines by launcher/inside.py, which cannot import this.
+In: spans (both ends are written, so a crash leaves an open span as evidence), instants, scalars. Out: lines
+appended to a file, each with a single write. Writing never disturbs the caller. Reading accepts any file, also one
+that was cut off. Ranks write the same lines by launcher/in_rank/bootstrap.py, which cannot import this module.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from enum import Enum
 from bootseer.light_typing import Any, NamedTuple
 
 VERSION = 1
-MOST_LINE_BYTES = 1024 * 1024
-MOST_NAME_BYTES = 100  # of a host name in a file name
+MAX_LINE_BYTES = 1024 * 1024
+MAX_NAME_BYTES = 100  # of a host name in a file name
 RUN_EVENTS_NAME = "run.jsonl"  # of all nodes, on the node of the coordinator
 
 
@@ -42,18 +42,18 @@ class Kind(Enum):
     SCALAR = "scalar"
 
 
-# Names of instants that summaries look for; docs/events.md says who writes them.
+# Names of instants that summaries use; docs/reference/events.md lists their writers.
 RANK_STARTED = "rank_started"  # by the agent, stage spawn: exec of the rank succeeded
 RANK_EXITED = "rank_exited"  # by the agent
 SCRIPT = "script"  # by the rank, stage spawn: its script's first statement is next
 # A scalar.
-EVENTS_DROPPED = "events_dropped"  # by the coordinator, in the run file: lines of a node that are not in it
-# In each line of a scalar that belongs to no stage, as all writers write it: heartbeats, mostly.
+EVENTS_DROPPED = "events_dropped"  # by the coordinator, in the run file: a node's lines that are missing there
+# Part of each line of a scalar without a stage, as all writers write it: mostly heartbeats.
 BEAT_MARK = b'"stage":null,"kind":"scalar"'
 
 
 class Event(NamedTuple):
-    """One line of an event file; fields that a line does not have are None or empty."""
+    """One line of an event file; missing fields are None or empty."""
 
     wall_ns: int
     mono_ns: int
@@ -78,10 +78,10 @@ class Event(NamedTuple):
 
 
 class EventWriter:
-    """Appends events of one process to `path` ("" for none). `dropped` counts events that could not be written.
+    """Writer of one process's events to `path` ("" for none). `dropped` counts events that could not be written.
 
-    `attempt` may be set anew; the file is opened at the first event and closed by `close`. A file that is another
-    process's (`is_others`) is never made, and no link is followed to it.
+    `attempt` may be changed. The file is opened at the first event and closed by `close`. A file of another
+    process (`is_others`) is never created, and no link to it is followed.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class EventWriter:
         mono_ns: int | None = None,
         **attrs: object,
     ) -> str:
-        """Opens a span and returns its id."""
+        """Open a span and return its id."""
         self._spans += 1
         attempt = "" if self.attempt is None else f"{self.attempt}."  # writers of several attempts share a file
         span = f"{name}-{attempt}{self._spans}"
@@ -130,7 +130,7 @@ class EventWriter:
         mono_ns: int | None = None,
         **attrs: object,
     ) -> None:
-        """Closes a span."""
+        """Close a span."""
         self.write(stage, Kind.END, name, span=span, error=error, mono_ns=mono_ns, attrs=attrs)
 
     def instant(
@@ -143,13 +143,13 @@ class EventWriter:
         mono_ns: int | None = None,
         **attrs: object,
     ) -> None:
-        """Something that happened; `rank` where an agent speaks of one of its ranks."""
+        """Write an instant. Args: rank: set by an agent for an event of one of its ranks."""
         self.write(stage, Kind.INSTANT, name, rank=rank, error=error, mono_ns=mono_ns, attrs=attrs)
 
     def scalar(
         self, stage: Stage | None, name: str, value: float, unit: str | None = None, *, mono_ns: int | None = None
     ) -> None:
-        """A measured number."""
+        """Write a measured number."""
         self.write(stage, Kind.SCALAR, name, value=value, unit=unit, mono_ns=mono_ns)
 
     def write(
@@ -163,7 +163,7 @@ class EventWriter:
         attrs: Mapping[str, object] | None = None,
         **fields: object,
     ) -> None:
-        """Appends one event; `mono_ns` when it happened earlier than now."""
+        """Append one event. Args: mono_ns: its time, if it is not now."""
         if not self.path:
             return
         wall_ns, now_ns = time.time_ns(), time.monotonic_ns()
@@ -186,11 +186,11 @@ class EventWriter:
             line["attrs"] = attrs
         try:
             self._append(to_json(line).encode("utf-8", "backslashreplace") + b"\n")
-        except Exception:  # also a value whose text cannot be made: events never disturb what they describe
+        except Exception:  # also a value without a text form: events never disturb the caller
             self.dropped += 1
 
     def close(self) -> None:
-        """Closes the file; a later event opens it again."""
+        """Close the file; a later event reopens it."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:
@@ -209,7 +209,7 @@ class EventWriter:
 
 
 def to_json(value: object) -> str:
-    """JSON text of plain values; others become their repr. Module json would take 5 ms of each start."""
+    """Return JSON of plain values; others become their repr. Module json would take 5 ms of each start."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -238,17 +238,17 @@ def _escape(char: str) -> str:
 
 
 def read_events(path: str, without: bytes | None = None) -> Iterator[Event]:
-    """The events of a file in its order; what is cut off, too long or no event is passed over. No file: none.
+    """Yield the events of a file in order, without lines that are cut off, too long or no events. No file: none.
 
-    Args: without: lines that hold this are passed over too, at a hundredth of the cost.
+    Args: without: also skip lines that contain this, at a hundredth of the cost.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115
     except OSError:
-        return  # not there, or its disk is in trouble: what was not read is not observed
+        return  # missing or unreadable: its events count as not observed
     with file:
-        is_rest = False  # of a line that is too long
-        while line := file.readline(MOST_LINE_BYTES):
+        is_rest = False  # of an overlong line
+        while line := file.readline(MAX_LINE_BYTES):
             is_whole = line.endswith(b"\n")
             if not is_rest and is_whole and (without is None or without not in line):
                 event = parse_event(line)
@@ -258,7 +258,7 @@ def read_events(path: str, without: bytes | None = None) -> Iterator[Event]:
 
 
 def parse_event(line: bytes) -> Event | None:
-    """One line as an event; None for anything else."""
+    """Return a line as an event; None for anything else."""
     import json
 
     try:
@@ -301,21 +301,21 @@ def _has_type(value: object, types: tuple[type, ...]) -> bool:
 
 
 def agent_events_path(events_dir: str, node: str) -> str:
-    """The file of the agent on `node`."""
+    """Return the path of the agent's file on `node`."""
     return f"{events_dir}/agent-{safe_name(node)}.jsonl"
 
 
 def rank_events_path(events_dir: str, node: str, rank: int, attempt: int) -> str:
-    """The file of one rank in one attempt."""
+    """Return the path of a rank's file in one attempt."""
     return f"{events_dir}/rank-{rank}-attempt-{attempt}-{safe_name(node)}.jsonl"
 
 
 def run_events_path(events_dir: str) -> str:
-    """The file of the coordinator with the events of all nodes."""
+    """Return the path of the coordinator's file with the events of all nodes."""
     return f"{events_dir}/{RUN_EVENTS_NAME}"
 
 
 def safe_name(text: str) -> str:
-    """`text` as part of a file name: bounded, and without characters that a path or a shell minds."""
+    """Return `text` as part of a file name: bounded, without special characters of paths or shells."""
     kept = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in text)
-    return kept[:MOST_NAME_BYTES] or "_"
+    return kept[:MAX_NAME_BYTES] or "_"

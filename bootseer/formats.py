@@ -1,6 +1,6 @@
-"""Versioned JSON of a store: what it is told from before anything else of it is read.
+"""Versioned JSON documents of a store: the format is checked before anything else is read.
 
-Every version of a format has the field `format`: a family and a number, as `bootseer-tree/1`.
+Every version of a format has the field `format`: a family and a number, such as `bootseer-tree/1`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 
 from bootseer.errors import FormatVersion, IntegrityError
 
-MOST_SHOWN = 80  # characters of a foreign name in an error
-MOST_QUOTED = 300  # of a foreign message
+MAX_SHOWN = 80  # characters of a foreign name in an error
+MAX_QUOTED = 300  # of a foreign message
 
 T = TypeVar("T")
 
@@ -23,26 +23,26 @@ class _Family(msgspec.Struct):
 
 
 def other_format(found: str, expected: str, where: str) -> FormatVersion:
-    """The error for another format than the one expected; another number of its family is told as that."""
+    """Return the error for an unexpected format; it names another version of the same family as such."""
     family = expected.rpartition("/")[0]
     if re.fullmatch(rf"{re.escape(family)}/[0-9]{{1,6}}", found) is None:
-        return FormatVersion(f"{where}: has format {found[:MOST_SHOWN]!r}, not {expected}")
+        return FormatVersion(f"{where}: has format {found[:MAX_SHOWN]!r}, not {expected}")
     return FormatVersion(f"{where}: has format {found}; this Bootseer reads {expected}: take a newer one")
 
 
 def one_line(text: str) -> str:
-    """Of a message that may quote what came from outside."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:MOST_QUOTED]
+    """Return a message that may quote untrusted text as one bounded line."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_QUOTED]
 
 
-def decode_json(data: bytes, kind: type[T], expected: str, where: str, *, what: str, most_bytes: int) -> T:
-    """A struct of data from outside. Its values are the caller's to check.
+def decode_json(data: bytes, kind: type[T], expected: str, where: str, *, what: str, max_bytes: int) -> T:
+    """Decode untrusted data as a struct. The caller has to check its values.
 
-    Args: what: completes "is ..." for data that are none, as "no head of a tree".
-    Raises: FormatVersion for another format or version; IntegrityError for everything else.
+    Args: what: completes "is ..." for other data, such as "no head of a tree".
+    Raises: FormatVersion for another format or version; IntegrityError for all other faults.
     """
-    if len(data) > most_bytes:
-        raise IntegrityError(f"{where}: {len(data)} bytes; at most {most_bytes}")
+    if len(data) > max_bytes:
+        raise IntegrityError(f"{where}: {len(data)} bytes; at most {max_bytes}")
     try:
         found = msgspec.json.decode(data, type=_Family).format
         if found != expected:

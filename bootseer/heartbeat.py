@@ -1,7 +1,7 @@
-"""`bootseer.heartbeat(step, loss=...)`: a training script says that it is alive and where it is.
+"""`bootseer.heartbeat(step, loss=...)`: report of a training script that it is alive, with its step.
 
-Goes to the rank-side file of the launcher when the script was started with hooks, and nowhere otherwise. The first
-call counts as the first step where no torch optimizer was seen; later ones become at most one event a second.
+It goes to the rank bootstrap if the script was started with hooks, and otherwise nowhere. The first call counts as
+the first step if no torch optimizer was found. Later calls become at most one event a second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Metric = float | str
 
 
 def heartbeat(step: int, **metrics: Metric) -> None:
-    """Says that `step` is done; `metrics` are plain numbers or short texts (tensors are not read)."""
+    """Report that `step` is done. Args: metrics: plain numbers or short texts (tensors are not read)."""
     rank = sys.modules.get("_bootseer_rank")
     if rank is not None:
         beat = rank.heartbeat

@@ -1,19 +1,19 @@
-"""bootseer.toml, the file that says how a job starts: which tables and keys there are, and how it is read.
+"""bootseer.toml, the settings file of a job: its tables and keys, and its parser.
 
     [image]       url, name, writable, binds, python, variables
     [setup]       commands, inputs, targets, variables, timeout_s, wait_s, max_age_s, key, ways
     [env]         store
-    [caches]      keep, dirs (a table: name = "folder")
+    [caches]      keep, dirs (a table: name = "directory")
     [checkpoint]  url, memory, disk, fallback, require, files, keep, save_memory
     [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
     [start]       strict
     [check]       use, pairs, own, paths, nics, expect_gpus, every_s, timeout_s, limits (a table: name = number)
-    [rules]       use; and [[rule]], any number of them: rules over what ranks print (docs/rules.md)
-    [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
+    [rules]       use; and [[rule]], any number of them: log rules (docs/guide/rules.md)
+    [job]         folder, command, python: for `bootseer warm --jobs`, which has no command line for them
 
-Each key but those of [job] and [[rule]] stands for one flag of bootrun; TABLES is the whole mapping. Paths are
-meant from the working folder, as in flags.
+Each key except those of [job] and [[rule]] stands for one flag of bootrun; TABLES is the whole mapping. Paths are
+relative to the working directory, as in flags.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from typing import Any, NamedTuple
 from bootseer.errors import ConfigError
 
 NAME = "bootseer.toml"
-# Of [job], which are no flags: where the job is started, what stands after `bootrun` there, and PYTHON_EXEC.
-JOB_FOLDER, JOB_COMMAND, JOB_PYTHON = "job folder", "job command", "job python"
-RULES = "rules"  # the [[rule]]s, as they stand there: launcher/rules/rule.py checks them
-MOST_BYTES = 1 << 20
+# Keys of [job], which are no flags: the working directory, the arguments of `bootrun`, and PYTHON_EXEC.
+JOB_DIRECTORY, JOB_COMMAND, JOB_PYTHON = "job folder", "job command", "job python"
+RULES = "rules"  # the [[rule]]s, unchecked: launcher/rules/rule.py checks them
+MAX_BYTES = 1 << 20
 
 
 class Kind(Enum):
-    """What a key may hold."""
+    """The type of a key's value."""
 
     TEXT = "a text"
     TEXTS = "a list of texts"
     SECONDS = "a number of seconds"
     NUMBER = "a whole number"
     SWITCH = "true or false"
-    FOLDERS = 'a table of folders: name = "folder"'
+    FOLDERS = 'a table of directories: name = "directory"'
     NUMBERS = "a table of numbers: name = number"
 
 
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
     flag: str
     kind: Kind
     off: str = ""  # of a switch: the flag that stands for false and wins over the file
-    choices: tuple[str, ...] = ()  # of a text: those of the flag
+    choices: tuple[str, ...] = ()  # of a text: the allowed values
 
 
 TABLES: Mapping[str, Mapping[str, Setting]] = {
@@ -133,32 +133,32 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     },
     "start": {"strict": Setting("--strict", Kind.SWITCH)},
     "job": {
-        "folder": Setting(JOB_FOLDER, Kind.TEXT),
+        "folder": Setting(JOB_DIRECTORY, Kind.TEXT),
         "command": Setting(JOB_COMMAND, Kind.TEXTS),
         "python": Setting(JOB_PYTHON, Kind.TEXT),
     },
 }
 
 
-def read_job_file(path: str, folder: str, shown: str = NAME) -> dict[str, Any] | None:
-    """Values by flag; None where there is no file and none was named.
+def read_job_file(path: str, directory: str, shown: str = NAME) -> dict[str, Any] | None:
+    """Return values by flag; None if there is no file and none was named.
 
-    Args: path: of the file, from `folder`; "" for its ./bootseer.toml, which counts only where nobody else could
-    have written it; shown: how people call that one.
-    Raises: ConfigError for what cannot be read, is no TOML, and for an unknown name or a wrong kind of value.
+    Args: path: of the file, from `directory`; "" for its ./bootseer.toml, which is used only if no other user
+    could have written it; shown: the name of that file in messages.
+    Raises: ConfigError for an unreadable or invalid file, an unknown name or a wrong type of value.
     """
     if path:
-        return parse(_read_named(os.path.join(folder, path), path), path)
-    from bootseer.trust.unnamed import read_unnamed
+        return parse(_read_named(os.path.join(directory, path), path), path)
+    from bootseer.trust.unnamed import read_implicit_config
 
-    data = read_unnamed(os.path.join(folder, NAME), shown, most_bytes=MOST_BYTES)
+    data = read_implicit_config(os.path.join(directory, NAME), shown, max_bytes=MAX_BYTES)
     return None if data is None else parse(data, shown)
 
 
 def _read_named(path: str, shown: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(MOST_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"--config {shown}: there is no such file") from None
     except OSError as error:
@@ -166,16 +166,16 @@ def _read_named(path: str, shown: str) -> bytes:
 
 
 def parse(data: bytes, shown: str) -> dict[str, Any]:
-    """PURE: values by flag. Raises: as `read_job_file`."""
+    """PURE: return values by flag. Raises: as `read_job_file`."""
     import tomllib
 
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{shown}: larger than {MOST_BYTES} bytes: is it the right file?")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{shown}: larger than {MAX_BYTES} bytes: is it the right file?")
     try:
         text = data.decode()
         tables = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{shown}: is no TOML: {error}") from None
+        raise ConfigError(f"{shown}: is not valid TOML: {error}") from None
     found: dict[str, Any] = {}
     for table, keys in tables.items():
         if table == "rule":
@@ -213,7 +213,7 @@ def _check(setting: Setting, value: Any, where: str) -> Any:
     if kind is Kind.SWITCH and isinstance(value, bool):
         return value
     if kind is Kind.FOLDERS and isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
-        return [f"{name}={folder}" for name, folder in value.items()]
+        return [f"{name}={directory}" for name, directory in value.items()]
     if kind is Kind.NUMBERS and isinstance(value, dict) and all(_is_number(each) for each in value.values()):
         return [f"{name}={number!r}" for name, number in value.items()]
     raise ConfigError(f"{where}: has to be {kind.value}")
@@ -224,7 +224,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _at(shown: str, text: str, table: str, key: str = "") -> str:
-    """FILE:LINE of a table, or of a key in it; FILE where it is written in a way that is not looked for."""
+    """Return FILE:LINE of a table, or of a key in it; FILE if this simple search does not find it."""
     within = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]\s.]+)", line):

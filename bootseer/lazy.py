@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first used: importing the package costs nothing (PEP 562)."""
+"""Names of a package that are loaded at first use: importing the package costs nothing (PEP 562)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package. `homes`: by name, the module below it that has it."""
+    """Return the `__getattr__` of a package.
+
+    Args: homes: for each name, the module that has it: one below the package, or a full name.
+    """
 
     def load(name: str) -> object:
         home = homes.get(name)
@@ -14,6 +17,6 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module(f"{package}.{home}"), name)
+        return getattr(import_module(home if "." in home else f"{package}.{home}"), name)
 
     return load

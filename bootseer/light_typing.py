@@ -1,9 +1,9 @@
 """Names of `typing` for modules on the launch path, which does not import it.
 
-Type checkers see `typing` itself. At run time NamedTuple makes classes like typing's; the function that creates
-their instances is made with the first one. typing costs 2 ms to import, and 0.1 ms a named tuple: it compiles each
-annotation and that function: a tenth of a start. Protocol is a plain base here, Any and NoReturn stand for
-themselves.
+Type checkers see `typing` itself. At run time NamedTuple makes classes like those of typing. The function that
+creates their instances is compiled for the first one. typing takes 2 ms to import, and 0.1 ms a named tuple (it
+compiles each annotation and that function): a tenth of a start. Protocol is a plain base here; Any and NoReturn
+are placeholders.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from typing import Protocol as Protocol
 
     def compile_named_tuples() -> None:
-        """While nobody waits: the first instance of a class then costs no more than the others."""
+        """Compile in idle time, so that the first instance of a class costs no more than the others."""
 
 else:
-    from _collections import _tuplegetter  # what collections.namedtuple has for its fields
+    from _collections import _tuplegetter  # as collections.namedtuple uses for its fields
 
     class Any:
-        """Stands for typing's."""
+        """A placeholder for typing's."""
 
     class NoReturn:
-        """Stands for typing's."""
+        """A placeholder for typing's."""
 
     class Protocol:
-        """A class that says what others have."""
+        """A plain base class."""
 
-    _classes = []  # of which there may be no instance yet
+    _classes = []  # that may have no instance yet
 
     def _compile(owner):
-        """Makes the function that creates instances of a class."""
+        """Compile the function that creates instances of a class."""
         names = "".join([f"{field}, " for field in owner._fields])
         scope = {"_new": tuple.__new__, "__builtins__": {}, "__name__": f"namedtuple_{owner.__name__}"}
         made = eval(f"lambda _cls, {names}: _new(_cls, ({names}))", scope)  # noqa: S307  identifiers of a class
@@ -42,7 +42,7 @@ else:
         return made
 
     def _new(cls, *args, **kwargs):
-        """Creates the first instance of a class."""
+        """Create the first instance of a class."""
         owner = next(base for base in cls.__mro__ if base.__dict__.get("_fields") is not None)
         return _compile(owner)(cls, *args, **kwargs)
 
@@ -97,4 +97,4 @@ else:
             return made
 
     class NamedTuple(metaclass=_Maker):
-        """Base of named tuples, as typing's."""
+        """Base of named tuples, like that of typing."""

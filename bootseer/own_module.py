@@ -1,7 +1,7 @@
-"""The command that runs a module of ours in a process of its own.
+"""The command that runs a module of Bootseer in its own process.
 
-In: the module's name and its arguments. By the path of `_bootseer_entry.py`, and not by `-m`: what a user's
-PYTHONPATH and working folder have does not matter then.
+In: the module's name and its arguments. It uses the path of `_bootseer_entry.py`, not `-m`, so the user's
+PYTHONPATH and working directory do not matter.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ ENTRY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def command_of(module: str, *args: str) -> list[str]:
-    """To be executed; -P as a module may lie beside the file that is run."""
+    """Return the command to execute; -P, as another module may be in the directory of the entry file."""
     return [sys.executable, "-P", ENTRY, module, *args]

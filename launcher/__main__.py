@@ -1,12 +1,12 @@
 """The commands: `bootrun` (also `python -m launcher`, `bootseer run`) and `bootseer`.
 
-The guard is forked here, before anything heavy is imported: it stays small, has no threads, and is there when
-the first rank is to be started.
+The supervisor is forked here, before any heavy import. It stays small, has no threads, and is ready when the first
+rank is to start.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before anything of the user's is taken for a module of Python's
+if __name__ == "__main__":  # before a file of the user can hide a standard module
     import _bootseer_entry
 
     _bootseer_entry.find_own()
@@ -17,16 +17,16 @@ import sys
 
 from bootseer.light_typing import NoReturn
 
-FEW_FILES = 1024  # what most systems give; ranks with files of their own need two each
+FEW_FILES = 1024  # the usual soft limit; a rank that logs to files needs two descriptors
 
 
 def bootrun(argv: list[str] | None = None) -> NoReturn:
-    """Entry point of `bootrun`."""
+    """Run `bootrun` and exit with its status."""
     _check_platform("bootrun")
-    from launcher import inherited
-    from launcher.guard import start_guard
+    from launcher.base import inherited
+    from launcher.supervisor.supervisor import start_supervisor
 
-    pipes = start_guard()
+    pipes = start_supervisor()
     _end_by_signals()
     inherited.unblock()
     if os.sysconf("SC_OPEN_MAX") < FEW_FILES:
@@ -37,12 +37,12 @@ def bootrun(argv: list[str] | None = None) -> NoReturn:
 
 
 def bootseer() -> NoReturn:
-    """Entry point of `bootseer`: command groups; `bootseer run` is `bootrun`."""
+    """Run a command group of `bootseer`; `bootseer run` is `bootrun`."""
     _check_platform("bootseer")
     argv = sys.argv[1:]
     if argv and argv[0] == "run":
         bootrun(argv[1:])
-    from launcher.commands import main
+    from launcher.cli.commands import main
 
     _leave(main(argv))
 
@@ -54,14 +54,14 @@ def _check_platform(name: str) -> None:
 
 
 def _end_by_signals() -> None:
-    """Until the agent handles them itself (it imports for a moment), signals end bootrun with their status."""
+    """Let signals end bootrun with status 128+n until the agent has been imported and handles them."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda number, _frame: os._exit(128 + number))
 
 
 def _leave(status: int) -> NoReturn:
-    # Nothing of ours needs the interpreter's tear-down, which costs milliseconds of each start.
+    # bootrun does not need the interpreter's tear-down, which costs milliseconds of each start.
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed from the start
             stream.flush()

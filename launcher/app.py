@@ -1,7 +1,7 @@
-"""The composition root of bootrun: command line in, exit status out; every object is made and joined here.
+"""The composition root of bootrun: command line in, exit status out; it makes and connects all objects.
 
-What the first rank does not need (report, start line, networking of jobs on one node) is imported after the ranks
-run, or never.
+Modules that the first rank does not need (report, start line, networking in single-node jobs) are imported after
+the ranks run, or never.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ import time
 from bootseer.errors import BootseerError
 from bootseer.light_typing import TYPE_CHECKING
 from bootseer.secret import find_secret
-from launcher.agent import Agent
-from launcher.cli import parse
-from launcher.guard import Pipes
-from launcher.guard_client import GuardClient, GuardEvents
-from launcher.loop import Loop
-from launcher.node import Node
-from launcher.ranks.console import Console
-from launcher.ranks.port import hold_any
+from launcher.agent.agent import Agent
+from launcher.agent.node import Node
+from launcher.base.children import reap_orphans
+from launcher.base.helper_process import has_detached, kill_ending_processes, wait_for_detached
+from launcher.base.loop import Loop
+from launcher.cli.quick_parse import parse
+from launcher.ranks.output.console import Console
+from launcher.ranks.port import NextPort
 from launcher.rendezvous.messages import Join
-from launcher.service import has_left, wait_for_left
 from launcher.spec import LaunchSpec, build_spec
+from launcher.supervisor.client import SupervisorClient, SupervisorEvents
+from launcher.supervisor.supervisor import Pipes
 
 if TYPE_CHECKING:
-    from launcher.networked import Networked
+    from launcher.agent.networked import Networked
 
-# The coordinator waits up to 5 s for its members to hear the end.
+# The coordinator waits up to 5 s until its members have received the end.
 LINK_CLOSE_S = 6.0
 
 
 def main(argv: list[str], pipes: Pipes) -> int:
-    """Runs a job and returns bootrun's exit status."""
+    """Run a job and return bootrun's exit status."""
     began_ns = time.monotonic_ns()
     gc.disable()  # a start allocates little and keeps all of it
     loop = Loop()
     console = Console(loop)
-    guard = GuardClient(loop, pipes)
+    guard = SupervisorClient(loop, pipes)
     try:
         spec = build_spec(parse(argv, os.environ), os.environ)
         for warning in () if spec.quiet else spec.warnings:
@@ -52,37 +53,38 @@ def main(argv: list[str], pipes: Pipes) -> int:
         return error.exit_status
     finally:
         guard.close()
-        is_awaited = os.getpid() == 1 and has_left()
+        is_awaited = os.getpid() == 1 and has_detached()
         if is_awaited:
             console.say(
-                "bootrun is the first process here, and waits for what is being published (SIGTERM ends that)"
+                "bootrun is process 1 of this container: waiting for uploads to finish (SIGTERM ends them)"
             )
         console.drain()
         console.close()
         if is_awaited:
-            wait_for_left()
+            wait_for_detached()
 
 
-def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, began_ns: int) -> int:
-    """Joins agent, guard and coordinator, and runs the loop until the agent has ended."""
+def run_job(loop: Loop, console: Console, guard: SupervisorClient, spec: LaunchSpec, began_ns: int) -> int:
+    """Connect agent, supervisor and coordinator, and run the loop until the agent has ended."""
     node = Node(loop, console, guard, spec, began_ns)
-    agent = Agent(loop, spec, node, hold_any(spec.port_range))
+    agent = Agent(loop, spec, node, NextPort(spec.port_range))
     node.agent = agent
+    provisions = node.provisions
     guard.listen(
-        GuardEvents(
-            spawned=agent.on_spawned,
-            spawn_failed=agent.on_spawn_failed,
-            exited=agent.on_exited,
-            lingering=agent.on_lingering,
-            tree_ended=agent.on_tree_ended,
+        SupervisorEvents(
+            spawned=agent.processes.on_spawned,
+            spawn_failed=agent.processes.on_spawn_failed,
+            exited=agent.processes.on_exited,
+            lingering=agent.processes.on_lingering,
+            tree_ended=agent.processes.on_tree_ended,
             stopped=agent.on_stopped,
-            gone=agent.on_guard_gone,
-            preload_ready=node.preloader.on_ready,
-            preload_ended=node.preloader.on_ended,
-            forked=agent.on_forked,
-            exec_instead=node.preloader.on_exec_instead,
-            service_ended=node.on_service_ended,
-            helper_ended=node.on_helper_ended,
+            gone=agent.on_supervisor_gone,
+            preload_ready=provisions.preloader.on_ready,
+            preload_ended=provisions.preloader.on_ended,
+            forked=agent.processes.on_forked,
+            exec_instead=provisions.preloader.on_exec_instead,
+            service_ended=provisions.on_service_ended,
+            helper_ended=provisions.on_helper_ended,
         )
     )
     guard.set_grace(spec.shutdown_timeout_s)
@@ -103,27 +105,20 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
         if networked is not None:
             networked.close()
         node.close()
+        kill_ending_processes()
     return agent.status
 
 
 def install_signals(loop: Loop, spec: LaunchSpec, agent: Agent) -> None:
-    """Handled signals end the job, forwarded ones go to the ranks; SIGHUP that nohup ignores stays ignored."""
+    """Handle signals that end the job, forward others to the ranks; keep SIGHUP ignored under nohup."""
     for signum in spec.signals_to_handle:
         if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
             loop.add_signal_handler(signum, agent.on_signal, signum)
     for signum in spec.forward_signals:
         loop.add_signal_handler(signum, agent.on_forward, signum)
     if os.getpid() == 1:
-        # First process of a container: orphans of others become our children.
-        loop.add_signal_handler(signal.SIGCHLD, _reap_orphans)
-
-
-def _reap_orphans() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+        # First process of a container: orphans of other processes become bootrun's children.
+        loop.add_signal_handler(signal.SIGCHLD, reap_orphans)
 
 
 def connect(
@@ -131,11 +126,12 @@ def connect(
     console: Console,
     spec: LaunchSpec,
     agent: Agent,
-    guard: GuardClient,
+    guard: SupervisorClient,
     node: Node,
     secret: bytes | None,
 ) -> Networked | None:
-    """Joins the job: alone in this process, or over the network."""
+    """Join the job: in this process, or over the network."""
+    provisions = node.provisions
     join = Join(
         run_id=spec.run_id,
         host=node.host,
@@ -151,7 +147,7 @@ def connect(
         has_identity=spec.max_nodes > 1 and (spec.entry.mode != "program" or spec.image is not None),
     )
     if not spec.is_single:
-        from launcher.networked import Networked
+        from launcher.agent.networked import Networked
         from launcher.rendezvous.same_job import describe
 
         join = join._replace(runs=describe(*spec.entry, node.host))
@@ -162,23 +158,25 @@ def connect(
             agent,
             guard,
             join,
-            node.resolve,
-            node.spoiled,
-            node.when_program_known,
-            node.workplace.look_again,
+            provisions.resolve,
+            provisions.spoiled,
+            provisions.environment.when_known,
+            provisions.environment.look_again,
             node.event_file,
-            node.peers,
+            provisions.peers,
             secret,
         )
-        node.head_start = networked.head_start
+        provisions.readiness = networked.head_start
         node.job_statistics = networked.statistics
         return networked
-    from launcher.job import Job
+    from launcher.coordinator.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink
 
     job = Job(spec.job_rules())
     node.job_statistics = job.statistics
-    link = LocalLink(loop, JobHost(loop, job, resolve=node.resolve, spoiled=node.spoiled), agent.on_message)
+    link = LocalLink(
+        loop, JobHost(loop, job, resolve=provisions.resolve, spoiled=provisions.spoiled), agent.on_message
+    )
     agent.connect(guard, link)
     link.send(join)
     return None

@@ -1,12 +1,11 @@
-"""What the user asked for, parsed once and frozen: command line and variables in, LaunchSpec out.
+"""The user's options, parsed once and frozen: command line and variables in, LaunchSpec out.
 
-Every mistake is found here, before anything runs, and said in one line. Exit status 2 where argparse gives it or
-the flag is ours; 1 where torchrun raises an exception.
+Every mistake is found here, before anything runs, and reported in one line. The exit status is 2 for errors of
+argparse and of Bootseer's flags, and 1 where torchrun raises an exception.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -14,16 +13,17 @@ from collections.abc import Callable, Mapping
 
 from bootseer.errors import ConfigError, UsageError
 from bootseer.light_typing import TYPE_CHECKING, NamedTuple
-from launcher.ranks import logs
+from launcher.ranks.output import logs
 from launcher.rendezvous import options
 
 if TYPE_CHECKING:
     from bootseer.health.options import Options as CheckOptions
-    from launcher.image_options import ImageOptions
-    from launcher.job import JobRules
+    from launcher.cli.image_options import ImageOptions
+    from launcher.cli.quick_parse import Arguments
+    from launcher.cli.setup_options import CachesOptions, SetupOptions
+    from launcher.cli.step_options import StepOptions
+    from launcher.coordinator.job import JobRules
     from launcher.rules.rule import Rule
-    from launcher.setup_options import CachesOptions, SetupOptions
-    from launcher.step_options import StepOptions
 
 GRACE_S = 30.0
 PRELOAD_TIMEOUT_S = 120.0
@@ -31,7 +31,7 @@ _PROTECTED = ("SIGKILL", "SIGSTOP", "SIGCHLD")
 
 
 class Entry(NamedTuple):
-    """What each rank runs."""
+    """The program that each rank runs."""
 
     mode: str  # script | module | run-path | program
     target: str
@@ -52,7 +52,7 @@ class LaunchSpec(NamedTuple):
     run_id: str
     conf: Mapping[str, str]
     node_rank: int | None  # None: not given
-    master: tuple[str, int] | None  # given by the user, None: ours to choose
+    master: tuple[str, int] | None  # given by the user; None: the coordinator chooses
     local_addr: str
     role: str
     max_restarts: int
@@ -75,39 +75,39 @@ class LaunchSpec(NamedTuple):
     fork_ranks: str  # auto | restarts | on | off
     preload: tuple[str, ...]  # as given
     preload_timeout_s: float
-    record_start: bool  # what it touches, and read that ahead the next time
-    image: ImageOptions | None  # None: ranks see this node as it is
-    setup: SetupOptions | None  # None: the environment is taken as it is
+    record_start: bool  # record its access trace, and prefetch it at the next start
+    image: ImageOptions | None  # None: ranks see this node's file system
+    setup: SetupOptions | None  # None: the environment is used as it is
     caches: CachesOptions | None  # None: first-step caches are not kept
     load_checkpoint: str  # URL, "" for none
-    checkpoint_memory_bytes: int | None  # None: a quarter of what there is
+    checkpoint_memory_bytes: int | None  # None: a quarter of the node's memory
     checkpoint_disk_bytes: int
-    checkpoint_fallback: str  # none | older: what is loaded where the newest version cannot be
+    checkpoint_fallback: str  # none | older: the version to load if the newest cannot be loaded
     checkpoint_files: bool  # ranks may open it by name, so BOOTSEER_CHECKPOINT has to be a path
     require_checkpoint: bool
     keep_arena: bool
     arena_bytes: int
-    peers: bool  # nodes help each other, if the job has a secret
-    peers_upload_bytes_per_s: int | None  # for others; None: no limit
+    peers: bool  # nodes share data if the job has a secret
+    peers_upload_bytes_per_s: int | None  # to other nodes; None: no limit
     allow_mixed: bool
     restart_refill_s: float | None
     restart_backoff_s: float
     on_hang: str  # report | restart | off
     check: str  # off | report | fail
-    check_options: CheckOptions | None  # None: nothing was said of them
+    check_options: CheckOptions | None  # None: not given
     check_pairs: str  # auto | always | off
     hang_least_s: float
-    log_rules: tuple[Rule, ...]  # of the user, over what ranks print
-    known_rules: bool  # those that come with Bootseer, too
+    log_rules: tuple[Rule, ...]  # of the user, over the ranks' output
+    known_rules: bool  # also apply the built-in rules
     trace_collectives: bool
     stops_on_same_error: bool
     excludes_nodes: bool
     stops_without_progress: bool
     give_up_status: int
-    steps: StepOptions | None  # of the restart ladder; None: none were asked for
+    steps: StepOptions | None  # of the escalation ladder; None: none requested
     events_dir: str | None
     quiet: bool
-    strict: bool  # what fails before ranks run ends the job, also where there is another way
+    strict: bool  # end the job on a failure before ranks run, also if there is a fallback
     join_timeout_s: float
     last_call_s: float
     keep_alive_interval_s: float
@@ -116,16 +116,16 @@ class LaunchSpec(NamedTuple):
     port_range: tuple[int, int] | None
     max_membership_changes: int
     warnings: tuple[str, ...]
-    notes: tuple[str, ...]  # what people may want to know, as which file was read
+    notes: tuple[str, ...]  # information for the user, such as which file was read
 
     @property
     def can_restart(self) -> bool:
-        """Whether there can be more than one attempt: after failures, or as nodes come and go."""
+        """Whether there can be more than one attempt, after failures or membership changes."""
         return self.max_restarts > 0 or self.min_nodes < self.max_nodes
 
     @property
     def has_rules(self) -> bool:
-        """Whether what ranks print is looked at."""
+        """Whether rules are applied to the ranks' output."""
         return self.known_rules or bool(self.log_rules)
 
     def _check_pairs_when(self) -> str:
@@ -134,9 +134,9 @@ class LaunchSpec(NamedTuple):
         return "network" if self.check == "off" else "always"
 
     def job_rules(self) -> JobRules:
-        """What the job's brain needs of it."""
-        from launcher.job import JobRules
-        from launcher.policy import StepLimits
+        """Return the options that the job's state machine needs."""
+        from launcher.coordinator.job import JobRules
+        from launcher.coordinator.policy import StepLimits
 
         static = self.backend == "static"
         return JobRules(
@@ -164,18 +164,18 @@ class LaunchSpec(NamedTuple):
             allow_mixed=self.allow_mixed,
             mixed_arguments=bool(options.read_flag(self.conf, "mixed_arguments")),
             frees_endpoint=static and not self.is_single,
-            setup_s=0.0 if self.setup is None else self.setup.most_s,
+            setup_s=0.0 if self.setup is None else self.setup.max_s,
             setup_wait_s=0.0 if self.setup is None else self.setup.wait_s,
             steps=StepLimits() if self.steps is None else self.steps.limits,
         )
 
 
 def build_spec(
-    args: argparse.Namespace,
+    args: Arguments,
     environ: Mapping[str, str],
     count_devices: Callable[[str, Mapping[str, str]], int] | None = None,
 ) -> LaunchSpec:
-    """Checks a parsed command line; `count_devices` answers for cpu, gpu, xpu and auto."""
+    """Check a parsed command line and build its LaunchSpec; `count_devices` resolves cpu, gpu, xpu and auto."""
     warnings: list[str] = []
     note = _config(args, environ)
     _check(args)
@@ -186,8 +186,8 @@ def build_spec(
     _check_devices(args, nproc, environ)
     if "OMP_NUM_THREADS" not in environ and nproc > 1:
         warnings.append(
-            "OMP_NUM_THREADS is not set: it is 1 for each rank, so that they do not overload the machine; "
-            "set it to what your job does best with"
+            "OMP_NUM_THREADS is not set: each rank gets 1, so that ranks do not overload the machine; "
+            "set it to the best value for your job"
         )
     if args.trace_collectives and (args.rank_hooks == "off" or args.on_hang == "off"):
         off = "--rank-hooks" if args.rank_hooks == "off" else "--on-hang"
@@ -275,45 +275,47 @@ def build_spec(
     )
 
 
-def _config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    folders = (os.path.dirname(args.training_script or ""), "")
-    if args.config is None and not any(os.path.exists(f"{folder or '.'}/bootseer.toml") for folder in folders):
+def _config(args: Arguments, environ: Mapping[str, str]) -> str:
+    directories = (os.path.dirname(args.training_script or ""), "")
+    if args.config is None and not any(
+        os.path.exists(f"{directory or '.'}/bootseer.toml") for directory in directories
+    ):
         return ""
-    from launcher.config_file import apply_config
+    from launcher.cli.config_file import apply_config
 
     return apply_config(args, environ)
 
 
-def _setup(args: argparse.Namespace) -> SetupOptions | None:
+def _setup(args: Arguments) -> SetupOptions | None:
     given = (args.setup, args.setup_input, args.setup_target, args.setup_variable, args.setup_timeout)
     more = (args.setup_wait, args.env_store, args.env_key, args.env_max_age, args.env_way)
     if not any((*given, *more)):
         return None
-    from launcher.setup_options import read_setup
+    from launcher.cli.setup_options import read_setup
 
     return read_setup(args, os.path.abspath)
 
 
-def _caches(args: argparse.Namespace) -> CachesOptions | None:
+def _caches(args: Arguments) -> CachesOptions | None:
     if not (args.keep_caches or args.cache_dir or args.env_store):
         return None
-    from launcher.setup_options import read_caches
+    from launcher.cli.setup_options import read_caches
 
     return read_caches(args, os.path.abspath)
 
 
-def _steps(args: argparse.Namespace, warnings: list[str]) -> StepOptions | None:
+def _steps(args: Arguments, warnings: list[str]) -> StepOptions | None:
     commands = (args.post_mortem, args.stop_checks, args.rollback_command, args.replay_command)
     limits = (args.post_mortem_timeout, args.stop_checks_timeout, args.rollback_timeout, args.replay_timeout)
     if all(given is None for given in (*commands, *limits)):
         return None
-    from launcher.step_options import read_steps
+    from launcher.cli.step_options import read_steps
 
     return read_steps(args, warnings)
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Single values that cannot be."""
+def _check(args: Arguments) -> None:
+    """Raise for single values that are invalid."""
     if args.max_restarts < 0:
         raise ConfigError(f"--max-restarts {args.max_restarts}: must not be negative")
     if not args.monitor_interval > 0:
@@ -333,8 +335,8 @@ def _hang_least_s(given: float | None) -> float:
     return 15.0 if given is None else given
 
 
-def _log_rules(args: argparse.Namespace) -> tuple[Rule, ...]:
-    """Of bootseer.toml; broken ones are told also where they are not used."""
+def _log_rules(args: Arguments) -> tuple[Rule, ...]:
+    """Return the rules of bootseer.toml; invalid rules raise even if rules are off."""
     tables = getattr(args, "rules", None)
     if not tables:
         return ()
@@ -344,8 +346,8 @@ def _log_rules(args: argparse.Namespace) -> tuple[Rule, ...]:
     return () if args.log_rules == "off" else rules
 
 
-def _check_options(args: argparse.Namespace) -> CheckOptions | None:
-    """Of --check; broken ones are told also where they are not used."""
+def _check_options(args: Arguments) -> CheckOptions | None:
+    """Return the options of --check; invalid ones raise even if checks are off."""
     numbers = (args.check_expect_gpus, args.check_timeout, args.check_every)
     lists = (args.check_path, args.check_nic, args.check_own, args.check_limit)
     if not any(lists) and numbers == (None, None, None):
@@ -359,12 +361,12 @@ def _check_options(args: argparse.Namespace) -> CheckOptions | None:
 
 def _give_up_status(given: int | None) -> int:
     if given is not None and not 0 < given < 126:
-        raise UsageError(f"--give-up-status {given}: give 1 to 125; above are those of shells")
+        raise UsageError(f"--give-up-status {given}: give 1 to 125; shells use the values above")
     return 1 if given is None else given
 
 
 def _fresh_id() -> str:
-    """A random uuid4."""
+    """Return a random uuid4."""
     raw = bytearray(os.urandom(16))
     raw[6] = raw[6] & 0x0F | 0x40
     raw[8] = raw[8] & 0x3F | 0x80
@@ -384,7 +386,7 @@ def _count_ranks(
         if text not in ("cpu", "gpu", "xpu", "auto"):
             raise ConfigError(f"--nproc-per-node {text!r}: give a number, cpu, gpu, xpu or auto") from None
         if count_devices is None:
-            from launcher import devices  # most jobs name a number
+            from launcher.ranks import devices  # most jobs name a number
 
             count_devices = devices.count_devices
         count = count_devices(text, environ)
@@ -393,19 +395,19 @@ def _count_ranks(
     return count
 
 
-def _check_devices(args: argparse.Namespace, nproc: int, environ: Mapping[str, str]) -> None:
-    """Devices for all ranks, asked for the last one, before any of them runs."""
+def _check_devices(args: Arguments, nproc: int, environ: Mapping[str, str]) -> None:
+    """Check that there are devices for all ranks, before any rank runs."""
     if args.virtual_local_rank:
-        from launcher.devices import narrow_devices
+        from launcher.ranks.devices import visible_device_of
 
-        narrow_devices(environ, nproc - 1)
+        visible_device_of(environ, nproc - 1)
     if args.numa_binding is not None:
-        from launcher.numa import numactl_prefix
+        from launcher.ranks.numa import numactl_prefix
 
         numactl_prefix(args.numa_binding, nproc - 1, environ)
 
 
-def _entry(args: argparse.Namespace, is_inside: bool) -> Entry:
+def _entry(args: Arguments, is_inside: bool) -> Entry:
     target, rest = args.training_script, tuple(args.training_script_args)
     if args.run_path:
         if not os.path.isabs(target):
@@ -420,13 +422,13 @@ def _entry(args: argparse.Namespace, is_inside: bool) -> Entry:
     may_be_inside = is_inside and os.path.isabs(target)
     if target != "-" and "$" not in target and not may_be_inside and not os.path.exists(target):
         raise ConfigError(
-            f"script {target!r} does not exist: give a path that is right from here, or -m for a module"
+            f"script {target!r} does not exist: give a path relative to this directory, or -m for a module"
         )
     return Entry("script", target, rest)
 
 
 def parse_signals(text: str, flag: str, warnings: list[str]) -> tuple[int, ...]:
-    """Comma-separated names; unknown ones are warned of and left out, as in torchrun."""
+    """Parse comma-separated names; warn of unknown ones and skip them, as torchrun does."""
     found: list[int] = []
     for name in (part.strip() for part in text.split(",")):
         if not name:
@@ -440,7 +442,7 @@ def parse_signals(text: str, flag: str, warnings: list[str]) -> tuple[int, ...]:
 
 
 def _forwarded(text: str, handled: tuple[int, ...]) -> tuple[int, ...]:
-    """Signals for the ranks alone: those that do not end the job."""
+    """Return the signals that only go to ranks: those that do not end the job."""
     wrong: list[str] = []
     numbers = parse_signals(text, "--forward-signals", wrong)
     if wrong:
@@ -461,11 +463,11 @@ def _grace_s(given: int | None, environ: Mapping[str, str]) -> float:
     return float(text)
 
 
-def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[str]) -> ImageOptions | None:
+def _image(args: Arguments, environ: Mapping[str, str], warnings: list[str]) -> ImageOptions | None:
     given = (args.image_name, args.image_bind, args.image_python, args.image_env)
     if args.image is None and args.image_writable is None and not any(given):
         return None
-    from launcher.image_options import read_options
+    from launcher.cli.image_options import read_options
 
     if environ.get("PYTHON_EXEC"):
         warnings.append("PYTHON_EXEC is not used with --image: --image-python names an interpreter inside")
@@ -484,13 +486,13 @@ def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[
 def _checkpoint(url: str | None) -> str:
     if url is None:
         return ""
-    from launcher.typed_place import typed_place
+    from launcher.cli.typed_place import parse_location
 
-    return typed_place(url, "--load-checkpoint", "hdfs://namenode/run1/checkpoints", os.path.abspath)
+    return parse_location(url, "--load-checkpoint", "hdfs://namenode/run1/checkpoints", os.path.abspath)
 
 
 def parse_size(text: str | None, flag: str) -> int | None:
-    """Bytes from 4096, 512MiB, 1.5GiB, 200GB."""
+    """Parse a number of bytes such as 4096, 512MiB, 1.5GiB, 200GB."""
     if text is None:
         return None
     from bootseer.cli import sizes
@@ -499,7 +501,7 @@ def parse_size(text: str | None, flag: str) -> int | None:
 
 
 def _preload(names: list[str]) -> tuple[str, ...]:
-    """Module names; whether they can be imported is found by the process that does so."""
+    """Check module names; the fork server finds out whether they can be imported."""
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--preload {name!r}: give names of modules, as in --preload numpy,torch.optim")

@@ -20,7 +20,7 @@ import tempfile
 import time
 
 from bootseer.events import read_events
-from bootseer.startup import StartSummary, summarise_start
+from bootseer.report import StartSummary, summarise_start
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPTS = sysconfig.get_path("scripts")
@@ -129,14 +129,14 @@ def snapshots(store: str) -> list[dict[str, object]]:
 
 def wait_published(store: str) -> bool:
     """Until it is there; meanwhile it is said how much is."""
-    began_s = told_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
     print("\n== the environment is published, at low priority, so that the next start finds it", flush=True)
     while not snapshots(store):
         now_s = time.monotonic()
         if now_s - began_s > PUBLISH_S:
             return False
-        if now_s - told_s > 5:
-            told_s = now_s
+        if now_s - reported_s > 5:
+            reported_s = now_s
             mb = sum(os.path.getsize(path) for path in glob.glob(f"{glob.escape(store)}/**", recursive=True)) / 1e6
             print(f"   {now_s - began_s:.0f} s: {mb:.0f} MB are in the store", flush=True)
         time.sleep(0.5)

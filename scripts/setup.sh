@@ -1,6 +1,6 @@
 #!/bin/bash
-# setup.sh [demo|man]: makes .venv with everything that tests and benches need, or with what `make demo` or `make man`
-# needs; `make` calls it when pyproject.toml has changed.
+# setup.sh [demo|man|docs]: makes .venv with everything that tests and benches need, or with what `make demo`,
+# `make man` or `make docs` needs; `make` calls it when pyproject.toml has changed.
 # For tests, as root, it also installs the system packages that are missing, by apt; else it says what is left out and
 # why. With CI=true a tool that is missing in the end is an error.
 set -euo pipefail
@@ -10,8 +10,8 @@ python=${PYTHON:-python3}
 what=${1:-test} ready=.ready
 case $what in
     test) ;;
-    demo | man) ready=.ready-$what ;;
-    *) echo "setup: $what: say nothing, demo or man" >&2; exit 2 ;;
+    demo | man | docs) ready=.ready-$what ;;
+    *) echo "setup: $what: say nothing, demo, man or docs" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*" >&2; }
@@ -112,6 +112,7 @@ case $what in
     test) say "installing what tests and benches need into $venv, torch among it: some minutes (5 GB with CUDA)" ;;
     demo) say "installing torch and what else the demo needs into $venv: some minutes (5 GB with CUDA)" ;;
     man) say "installing what makes man pages into $venv" ;;
+    docs) say "installing what makes the site into $venv" ;;
 esac
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$what]"
 # pip would compile one file after the other; some packages have templates that are no Python.

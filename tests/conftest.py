@@ -8,20 +8,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests import schedule, support
+from launcher.base import children
+from tests import support
 from tests.leaks import LeakCheck
 from tests.user_cache import VARIABLE, UserCache
 
-pytest_plugins = ["tests.parity.summing"]
+# In this order: a module that another one has imported would not have its assertions rewritten.
+pytest_plugins = [
+    *("tests.durations", "tests.campaign", "tests.examples", "tests.schedule"),
+    "tests.parity.summing",
+]
 
 # Tests below these folders start real processes: each is followed by the leak check.
 CHECKED = ("integration", "parity")
 HERE = Path(__file__).parent
-
 
 user_cache = pytest.StashKey[UserCache]()
 
@@ -58,23 +61,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip("there is no GPU of NVIDIA's here"))
-    schedule.put_in_order(items)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Schedule | None:
-    return schedule.Schedule(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
 def leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck | None]:
     """Fails a test that leaves processes, threads, descriptors or /dev/shm files behind."""
-    folder = request.path.relative_to(HERE).parts[0]
-    if folder not in CHECKED and "leaks" not in request.node.keywords:
+    directory = request.path.relative_to(HERE).parts[0]
+    if directory not in CHECKED and "leaks" not in request.node.keywords:
         yield None
         return
     check = LeakCheck()
     yield check
+    support.wait_until(children.reap_left)  # killed processes that an overloaded machine ends late
     found = check.leftovers()
     check.close()
     if found:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from bootseer import aio
-from bootseer.env.snapshot import PAYLOAD_TYPE, Snapshot
-from bootseer.env.store import EnvStore
+from bootseer.env.store.snapshot import PAYLOAD_TYPE, Snapshot
+from bootseer.env.store.store import EnvStore
 from bootseer.storage import Store
 from bootseer.tree import compression
-from bootseer.tree.building import BuiltTree, build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import BuiltTree, build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Index, digest_of, encode
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, seal
 
@@ -52,28 +52,30 @@ def make_snapshot(key: str, tree: str, index_bytes: int, /, **more: Any) -> Snap
     return Snapshot(**(fields | more))
 
 
-def write_environment(folder: Path, text: str = "x", targets: int = 1) -> Path:
+def write_environment(directory: Path, text: str = "x", targets: int = 1) -> Path:
     """The files of a tiny environment: a folder for each target."""
     for number in range(targets):
-        package = folder / str(number) / "lib" / "small"
+        package = directory / str(number) / "lib" / "small"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"VALUE = {text!r}\n")
         (package / "data.bin").write_bytes(hashlib.sha256(text.encode()).digest() * 5000)
-        (folder / str(number) / "bin").mkdir()
-        (folder / str(number) / "bin" / "python").symlink_to("/usr/bin/python3")
-    return folder
+        (directory / str(number) / "bin").mkdir()
+        (directory / str(number) / "bin" / "python").symlink_to("/usr/bin/python3")
+    return directory
 
 
-def build_into(store: EnvStore, key: str, folder: Path) -> BuiltTree:
+def build_into(store: EnvStore, key: str, directory: Path) -> BuiltTree:
     """The packs of a folder's tree go into the store; from plain code."""
-    return build(Folder(str(folder)), store.packs(key).put, threads=1)
+    return build(DirectorySource(str(directory)), store.packs(key).put, threads=1)
 
 
-def publish(store: EnvStore, folder: Path, name: str = "a", *, key: SigningKey | None = ADA, **more: Any) -> Any:
+def publish(
+    store: EnvStore, directory: Path, name: str = "a", *, key: SigningKey | None = ADA, **more: Any
+) -> Any:
     """Builds and publishes; from plain code."""
     replaces = more.pop("replaces", 0)
     env_key, data = document(name)
-    built = build_into(store, env_key, folder)
+    built = build_into(store, env_key, directory)
     snapshot = make_snapshot(env_key, built.digest, len(built.index_bytes), **more)
     return aio.run_sync(store.publish(snapshot, data, built.index_bytes, key, replaces=replaces))
 
@@ -96,12 +98,12 @@ def put_index(store: Store, key: str, index: Index) -> tuple[str, int]:
     return digest, len(data)
 
 
-def everything(folder: Path, without: Sequence[Path] = ()) -> dict[str, tuple[object, ...]]:
+def everything(directory: Path, without: Sequence[Path] = ()) -> dict[str, tuple[object, ...]]:
     """All names below a folder with what would change if somebody wrote there."""
     found: dict[str, tuple[object, ...]] = {}
-    for above, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if Path(above, name) not in without]
-        for name in (*folders, *files):
+    for above, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if Path(above, name) not in without]
+        for name in (*directories, *files):
             path = os.path.join(above, name)
             status = os.lstat(path)
             found[path] = (status.st_mode, status.st_ino, status.st_uid, status.st_mtime_ns, status.st_size)

@@ -1,6 +1,6 @@
 """Trees for tests: an index and its device from a list of entries, and what a mounted tree shows of them.
 
-Blocks are laid out as docs/formats.md says; they are stored nowhere, so their digests are made up.
+Blocks are laid out as docs/reference/formats.md says; they are stored nowhere, so their digests are made up.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def make(entries: Iterable[Entry]) -> Made:
     return Made(index, bytes(device.data), hashlib.sha256(encode(index)).hexdigest())
 
 
-def in_folders(tree: Index) -> Index:
+def in_directories(tree: Index) -> Index:
     """The same with all names of a folder one after the other, as trees are built."""
     below: dict[int, list[int]] = {}
     for entry in range(1, len(tree)):
@@ -179,7 +179,7 @@ def expected(made: Made) -> dict[bytes, Seen]:
         if entry in index.opaque:
             xattrs[b"trusted.overlay.opaque"] = b"y"
         is_folder = stat.S_ISDIR(mode)
-        folders = (
+        directories = (
             sum(stat.S_ISDIR(index.modes[each]) for each in range(1, len(index)) if index.parents[each] == entry)
             if is_folder
             else 0
@@ -189,7 +189,7 @@ def expected(made: Made) -> dict[bytes, Seen]:
             uid=index.uids[entry],
             gid=index.gids[entry],
             mtime_ns=index.mtimes_ns[entry],
-            nlink=2 + folders if is_folder else len(names[first]),
+            nlink=2 + directories if is_folder else len(names[first]),
             size=len(index.targets[entry]) or index.sizes[entry],
             rdev=index.rdevs.get(first, (0, 0)),
             target=index.targets[entry],
@@ -213,8 +213,8 @@ def observe(top: str | bytes) -> dict[bytes, Seen]:
     """What is to be seen of a tree of files, by path from `top`."""
     top = os.fsencode(top)
     paths = [b""]
-    for above, folders, files in os.walk(top, onerror=_fail):
-        paths += [os.path.relpath(os.path.join(above, name), top) for name in folders + files]
+    for above, directories, files in os.walk(top, onerror=_fail):
+        paths += [os.path.relpath(os.path.join(above, name), top) for name in directories + files]
     names: dict[int, list[bytes]] = {}
     for path in paths:
         names.setdefault(os.lstat(os.path.join(top, path)).st_ino, []).append(path)
@@ -504,10 +504,10 @@ _XATTRS = st.dictionaries(
 @st.composite
 def trees(draw: st.DrawFn) -> Made:
     """Trees of all kinds of entries."""
-    folders, files = [b""], []
+    directories, files = [b""], []
     entries = {b"": folder(b"", draw(st.integers(0, 0o7777)), mtime_ns=draw(_TIMES))}
     for _ in range(draw(st.integers(0, 25))):
-        above = draw(st.sampled_from(folders))
+        above = draw(st.sampled_from(directories))
         path = (above + b"/" if above else b"") + draw(_NAMES)
         if path in entries or path.count(b"/") > 8:
             continue
@@ -517,7 +517,7 @@ def trees(draw: st.DrawFn) -> Made:
         }  # fmt: skip
         kind = draw(st.sampled_from(["folder", "file", "file", "symlink", "device", "pipe", "link", "whiteout"]))
         if kind == "folder":
-            folders.append(path)
+            directories.append(path)
             entries[path] = folder(path, mode, is_opaque=draw(st.booleans()), **attributes)
         elif kind == "file":
             files.append(path)

@@ -12,7 +12,7 @@ _TIME = (2024, 1, 2, 3, 4, 6)
 
 
 def make_wheel(
-    folder: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     name: str,
     version: str,
     *,
@@ -40,8 +40,8 @@ def make_wheel(
     if scripts:
         lines = "".join(f"{script} = {target}\n" for script, target in scripts.items())
         content[f"{info}/entry_points.txt"] = f"[console_scripts]\n{lines}"
-    path = os.path.join(folder, f"{module}-{version}-py3-none-any.whl")
-    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(directory, f"{module}-{version}-py3-none-any.whl")
+    os.makedirs(directory, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         record = []
         for each, text in content.items():

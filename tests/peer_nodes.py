@@ -138,7 +138,7 @@ class PeerNodes:
 
     def held(self) -> int:
         """Spans that somebody serves or fills now, and connections."""
-        return sum(kept.holders for each in self.all for kept in list(each.spool._kept.values()))
+        return sum(kept.sandboxes for each in self.all for kept in list(each.spool._kept.values()))
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

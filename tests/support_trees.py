@@ -30,9 +30,9 @@ class Walked(NamedTuple):
     links: int  # further names of files
 
 
-def walk(folder: str | os.PathLike[str]) -> Walked:
+def walk(directory: str | os.PathLike[str]) -> Walked:
     """Looks at all of it; for root, as files may have no rights at all."""
-    root = os.fsencode(folder)
+    root = os.fsencode(directory)
     facts: dict[bytes, Facts] = {}
     data: dict[bytes, list[tuple[int, int]]] = {}
     names: dict[tuple[int, int], list[bytes]] = {}
@@ -89,14 +89,14 @@ def differences(source: Walked, other: Walked, *, most: int = 20) -> list[str]:
     return found if len(found) <= most else [*found[:most], f"and {len(found) - most} more"]
 
 
-def sums(folder: str | os.PathLike[str]) -> dict[str, str]:
+def sums(directory: str | os.PathLike[str]) -> dict[str, str]:
     """Path and SHA-256 of every file: two stores are the same bytes if these are equal."""
     found = {}
-    for above, _, files in os.walk(folder):
+    for above, _, files in os.walk(directory):
         for name in files:
             path = os.path.join(above, name)
             with open(path, "rb") as file:
-                found[os.path.relpath(path, folder)] = hashlib.file_digest(file, "sha256").hexdigest()
+                found[os.path.relpath(path, directory)] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 
@@ -118,8 +118,8 @@ def copy_still(source: str, target: str) -> None:
 
 def _paths(root: bytes) -> Iterator[bytes]:
     yield b""
-    for above, folders, files in os.walk(root, onerror=_raise):
-        for name in (*folders, *files):
+    for above, directories, files in os.walk(root, onerror=_raise):
+        for name in (*directories, *files):
             yield os.path.relpath(os.path.join(above, name), root)
 
 
@@ -164,9 +164,9 @@ def _is_within(begin: int, end: int, pieces: list[tuple[int, int]]) -> bool:
     return begin >= end
 
 
-def make_system(folder: Path) -> None:
+def make_system(directory: Path) -> None:
     """A root file system's worth of everything, by the machine's own: programs, links, owners, bits, devices."""
-    folder.mkdir()
+    directory.mkdir()
     for name in (
         "etc/alternatives",
         "etc/terminfo",
@@ -176,31 +176,31 @@ def make_system(folder: Path) -> None:
         "usr/lib/python3",
     ):
         if os.path.isdir(f"/{name}"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            copy_whole(f"/{name}", folder / name)
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            copy_whole(f"/{name}", directory / name)
     for name in ("bin", "sbin", "lib"):
-        (folder / name).symlink_to(f"usr/{name}")
-    (folder / "usr/bin").mkdir()
+        (directory / name).symlink_to(f"usr/{name}")
+    (directory / "usr/bin").mkdir()
     for each in ("passwd", "gpasswd", "dash", "env", "cat", "perl", "wall", "chage"):
         if found := shutil.which(each):
-            copy_whole(os.path.realpath(found), folder / "usr/bin" / each)
-    (folder / "dev").mkdir()
+            copy_whole(os.path.realpath(found), directory / "usr/bin" / each)
+    (directory / "dev").mkdir()
     for name, kind, number in (("null", stat.S_IFCHR, (1, 3)), ("sda", stat.S_IFBLK, (8, 0))):
-        os.mknod(folder / "dev" / name, kind | 0o660, os.makedev(*number))
-    os.mkfifo(folder / "dev" / "initctl")
-    (folder / "tmp").mkdir()
-    os.chmod(folder / "tmp", 0o1777)
-    (folder / "var/mail").mkdir(parents=True)
-    os.chown(folder / "var/mail", 0, 8)
-    os.chmod(folder / "var/mail", 0o2775)
-    (folder / "usr/bin/again").hardlink_to(folder / "usr/bin/cat")
-    os.setxattr(folder / "usr/bin/env", "security.capability", CAPABILITY)
-    os.setxattr(folder / "etc", "user.origin", b"\0\xff")
-    with open(folder / "var/sparse", "wb") as file:
+        os.mknod(directory / "dev" / name, kind | 0o660, os.makedev(*number))
+    os.mkfifo(directory / "dev" / "initctl")
+    (directory / "tmp").mkdir()
+    os.chmod(directory / "tmp", 0o1777)
+    (directory / "var/mail").mkdir(parents=True)
+    os.chown(directory / "var/mail", 0, 8)
+    os.chmod(directory / "var/mail", 0o2775)
+    (directory / "usr/bin/again").hardlink_to(directory / "usr/bin/cat")
+    os.setxattr(directory / "usr/bin/env", "security.capability", CAPABILITY)
+    os.setxattr(directory / "etc", "user.origin", b"\0\xff")
+    with open(directory / "var/sparse", "wb") as file:
         file.truncate(64 << 20)
         file.seek(9 << 20)
         file.write(b"in the middle")
-    os.utime(folder / "var/sparse", ns=(0, -1_234_567_890_123))
+    os.utime(directory / "var/sparse", ns=(0, -1_234_567_890_123))
 
 
 def copy_whole(source: str, target: Path) -> None:

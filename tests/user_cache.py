@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 VARIABLE = "BOOTSEER_CACHE_DIR"
 KINDS = ("imports", "starts", "loads")
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 Stamps = dict[str, tuple[int, int]]
 
@@ -42,12 +42,12 @@ class UserCache:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def stamps(folder: str) -> Stamps:
+def stamps(directory: str) -> Stamps:
     """The time of change and inode of each record."""
     found = {}
     for kind in KINDS:
         try:
-            with os.scandir(os.path.join(folder, kind)) as entries:
+            with os.scandir(os.path.join(directory, kind)) as entries:
                 for entry in entries:
                     status = entry.stat(follow_symlinks=False)
                     found[entry.path] = (status.st_mtime_ns, status.st_ino)
@@ -59,7 +59,7 @@ def stamps(folder: str) -> Stamps:
 def _mentions(path: str, texts: Sequence[str]) -> bool:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            content = file.read(MOST_BYTES)
+            content = file.read(MAX_BYTES)
     except OSError:
         return False
     return any(text in content for text in texts)

@@ -1,7 +1,7 @@
-"""Blocks of trees on this node: cached, fetched once, in the order that a start touched them.
+"""Blocks of trees on this node: cached, fetched once, in the order of the access trace.
 
-`open_cache` gives the cache of this user, `BlockFetcher` fills it, `open_device` shows it to a mount,
-`Prefetcher` runs ahead of the readers, `Recorder` notes what they touch. Traces are in `bootseer.blocks.trace`.
+`open_cache` opens the cache of this user, `BlockFetcher` fills it, `open_device` presents it to a mount.
+`Prefetcher` fetches blocks ahead of readers, `Recorder` records accesses. Traces are in `bootseer.blocks.trace`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bootseer.lazy import loader
 if TYPE_CHECKING:
     from bootseer.blocks.cache import Cache, open_cache
     from bootseer.blocks.device import BlockSource, CachedDevice, open_device
-    from bootseer.blocks.donors import Donors
+    from bootseer.blocks.donors import DedupSources
     from bootseer.blocks.fetch import BlockFetcher
     from bootseer.blocks.prefetch import Prefetcher
     from bootseer.blocks.recorder import Recorder
@@ -24,7 +24,7 @@ _HOMES = {
     "BlockSource": "device",
     "Cache": "cache",
     "CachedDevice": "device",
-    "Donors": "donors",
+    "DedupSources": "donors",
     "Prefetcher": "prefetch",
     "Recorder": "recorder",
     "TreeCache": "tree_cache",
@@ -37,7 +37,7 @@ __all__ = [
     "BlockSource",
     "Cache",
     "CachedDevice",
-    "Donors",
+    "DedupSources",
     "Prefetcher",
     "Recorder",
     "TreeCache",

@@ -1,7 +1,8 @@
-"""The cache of one user on one node: a folder for each tree, a limit for all; the least recently used go first.
+"""The cache of one user on one node: a directory for each tree, one size limit, least recently used evicted first.
 
-A tree that somebody uses holds a shared lock, which the kernel frees when its holder ends; who wants to take a
-tree away needs it alone, and moves the folder aside before anything in it is touched. So nobody opens half a tree.
+A process that uses a tree holds a shared lock, which the kernel frees when that process ends. Eviction needs the
+lock exclusively, and renames the directory before it removes a file. So no process opens a tree that is partly
+removed.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from bootseer import cache_folder as folders
-from bootseer.blocks.locks import NO_LOCK_ERRNOS, try_lock, wait_lock
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.room import FULL_ERRNOS
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import INDEX, LOCK, USE_BYTE, TreeFiles, open_files, size_on_disk, write_whole
 from bootseer.cache_folder import Limit
 from bootseer.errors import StorageError
+from bootseer.linux.locks import NO_LOCK_ERRNOS, is_at, try_lock, wait_lock
 from bootseer.storage.os_errors import map_os_errors, to_storage_error
-from bootseer.tree.index import MOST_INDEX_BYTES, digest_of
+from bootseer.tree.index import MAX_INDEX_BYTES, digest_of
 
 TREES = folders.TREES
-GONE = ".gone-"  # folders that were moved aside to be removed
+GONE = ".gone-"  # directories that were renamed in order to be removed
 USE_TIMEOUT_S = 10.0
 ROOM_BYTES = 1 << 30  # freed at once when the disk is full
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -39,21 +40,21 @@ class CachedTree(NamedTuple):
     used_s: float  # when it was opened or closed last, since the epoch
 
 
-class Collected(NamedTuple):
-    """What a collection did."""
+class CollectResult(NamedTuple):
+    """The result of a collection."""
 
-    trees: int  # taken away
+    trees: int  # evicted
     freed_bytes: int
     left_bytes: int
     limit_bytes: int
 
 
 def open_cache(environ: Mapping[str, str], *, log: Callable[[str], None] = lambda _: None) -> Cache:
-    """The cache of this user, as variables say where it is and how large.
+    """Return the cache of this user; environment variables give its place and size.
 
-    `log` gets a line for each thing that goes wrong without stopping anybody, from any thread.
+    `log` receives a line for each error that stops no caller, from any thread.
 
-    Raises: ConfigError; StorageError when its folder cannot be made.
+    Raises: ConfigError; StorageError when its directory cannot be made.
     """
     limit = folders.Limit()
     if text := environ.get(folders.LIMIT_VARIABLE, ""):
@@ -64,7 +65,7 @@ def open_cache(environ: Mapping[str, str], *, log: Callable[[str], None] = lambd
 class Cache:
     """All trees of one user. Calls block for as long as the disk takes. Thread-safe.
 
-    `boot_id`: of the kernel that runs; tests say another one to see what a power cut leaves.
+    `boot_id`: of the running kernel; tests pass another one to simulate a power cut.
     """
 
     def __init__(
@@ -83,12 +84,11 @@ class Cache:
         self._evicted = self._evicted_bytes = 0
 
     def open_tree(self, digest: str, block_count: int, *, is_guest: bool = False) -> TreeCache:
-        """The cache of one tree, made if it is not there. Without room, or locks, it keeps nothing, and says so in
-        the log.
+        """Open the cache of one tree; create it if absent. Without space or locks it stores nothing and logs why.
 
-        `is_guest`: it is opened for the sake of another tree, and gets no younger by it.
+        `is_guest`: it is opened on behalf of another tree; its time of use does not change.
 
-        Raises: StorageError when its folder cannot be used.
+        Raises: StorageError when its directory cannot be used.
         """
         path = self._path(digest)
         lock = -1
@@ -104,31 +104,31 @@ class Cache:
             reason = f"{path}: {error.strerror or error}"
             if has_no_locks:
                 reason += f" (its file system has no locks: name a cache on a local disk by {folders.VARIABLE})"
-            self._log(f"{reason}: blocks are fetched as they are read, and not kept")
+            self._log(f"{reason}: blocks are fetched as they are read, and not cached")
             return TreeCache(
-                digest, block_count, path, TreeFiles(), self._make_room, self._log, full_reason=reason
+                digest, block_count, path, TreeFiles(), self._free_space, self._log, full_reason=reason
             )
         except BaseException:
             if lock >= 0:
                 os.close(lock)
             raise
-        return TreeCache(digest, block_count, path, files, self._make_room, self._log, is_guest=is_guest)
+        return TreeCache(digest, block_count, path, files, self._free_space, self._log, is_guest=is_guest)
 
     # ---- indexes -------------------------------------------------------------------------------------------
 
     def read_index(self, digest: str) -> bytes | None:
-        """The index object with this digest, if it is here and as it was. It still has to be decoded."""
+        """Return the index object with this digest, or None if absent or damaged. The caller decodes it."""
         path = os.path.join(self._path(digest), INDEX)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(fd, "rb") as file:
-                data = file.read(MOST_INDEX_BYTES + 1)
+                data = file.read(MAX_INDEX_BYTES + 1)
         except OSError:
             return None
         return data if digest_of(data) == digest else None
 
     def write_index(self, digest: str, data: bytes) -> None:
-        """Keeps an index object, of a tree that is open. Without room it is fetched again the next time.
+        """Store the index object of an open tree. Without space the next start fetches it again.
 
         Raises: ValueError for data of another digest.
         """
@@ -139,10 +139,10 @@ class Cache:
         except OSError as error:
             self._log(f"{self._path(digest)}: the index is not kept: {error.strerror}")
 
-    # ---- room ----------------------------------------------------------------------------------------------
+    # ---- space ---------------------------------------------------------------------------------------------
 
     def trees(self) -> list[CachedTree]:
-        """What is cached, the most recently used first."""
+        """Return the cached trees, the most recently used first."""
         found = []
         for name in self._names():
             if _DIGEST.fullmatch(name):
@@ -150,33 +150,33 @@ class Cache:
                 try:
                     used_s = os.stat(os.path.join(path, LOCK)).st_mtime
                 except OSError:
-                    used_s = 0.0  # nobody came so far as to use it
+                    used_s = 0.0  # no process has used it yet
                 found.append(CachedTree(name, size_on_disk(path), used_s))
         return sorted(found, key=lambda tree: (-tree.used_s, tree.digest))
 
     def limit_bytes(self) -> int:
-        """How much the cache may hold at this moment."""
+        """Return how much the cache may hold at this moment."""
         return self.limit_of(sum(tree.size_bytes for tree in self.trees()))
 
-    def collect(self, most_bytes: int | None = None) -> Collected:
-        """Takes away trees that nobody uses, the least recently used first, until the rest is within the limit.
+    def collect(self, max_bytes: int | None = None) -> CollectResult:
+        """Evict unused trees, the least recently used first, until the rest is within the limit.
 
-        `most_bytes`: instead of the limit; 0 for all that can go.
+        `max_bytes`: in place of the limit; 0 evicts all unused trees.
         """
         self._remove_gone()
         trees = self.trees()
         left = sum(tree.size_bytes for tree in trees)
-        limit = self.limit_of(left) if most_bytes is None else most_bytes
+        limit = self.limit_of(left) if max_bytes is None else max_bytes
         count = freed = 0
         for tree in reversed(trees):
             if left <= limit and tree.size_bytes:
                 continue
             if self._evict(tree.digest):
                 count, freed, left = count + 1, freed + tree.size_bytes, left - tree.size_bytes
-        return Collected(count, freed, left, limit)
+        return CollectResult(count, freed, left, limit)
 
     def statistics(self) -> dict[str, int]:
-        """Trees and bytes now, the limit now, and what this process has taken away."""
+        """Return trees and bytes now, the limit now, and what this process has evicted."""
         trees = self.trees()
         size = sum(tree.size_bytes for tree in trees)
         return {
@@ -187,8 +187,8 @@ class Cache:
             "evicted_bytes": self._evicted_bytes,
         }
 
-    def _make_room(self, is_full: bool) -> bool:
-        """For a tree that is being filled: whether there is room now."""
+    def _free_space(self, is_full: bool) -> bool:
+        """Make space for a tree that is being filled; return whether there is space now."""
         try:
             if not is_full:
                 done = self.collect()
@@ -196,17 +196,17 @@ class Cache:
             held = sum(tree.size_bytes for tree in self.trees())
             return self.collect(max(0, held - ROOM_BYTES)).freed_bytes > 0
         except (StorageError, OSError) as error:
-            self._log(f"no room is made in the cache: {error}")
+            self._log(f"no space can be freed in the cache: {error}")
             return not is_full
 
     def limit_of(self, held_bytes: int) -> int:
-        """How much something that holds so much of this file system now may hold. Raises: StorageError."""
+        """Return the limit of a cache that holds `held_bytes` of this file system now. Raises: StorageError."""
         with map_os_errors(self.folder):
             system = os.statvfs(self.folder)
         limit = int((system.f_bavail * system.f_frsize + held_bytes) * self.limit.share)
-        return limit if self.limit.most_bytes is None else min(limit, self.limit.most_bytes)
+        return limit if self.limit.max_bytes is None else min(limit, self.limit.max_bytes)
 
-    # ---- folders of trees ------------------------------------------------------------------------------------
+    # ---- directories of trees --------------------------------------------------------------------------------
 
     def _path(self, digest: str) -> str:
         if not _DIGEST.fullmatch(digest):
@@ -222,54 +222,54 @@ class Cache:
             raise to_storage_error(error, self._trees) from error
 
     def _use(self, path: str, is_guest: bool) -> int:
-        """The tree's `lock`, open and held for use. Raises: OSError."""
+        """Open the tree's `lock` file and hold it for use. Raises: OSError."""
         while True:
             try:
-                folders.make_private(path)
+                folders.make_private_dir(path)
                 fd = os.open(os.path.join(path, LOCK), _OPEN, 0o600)
             except FileNotFoundError:
-                continue  # taken away between the two
+                continue  # evicted between the two calls
             except FileExistsError:
                 if os.path.lexists(path) and not os.path.isdir(path):
                     raise
-                continue  # taken away while it was looked at
+                continue  # evicted in the meantime
             try:
                 if not wait_lock(fd, USE_BYTE, timeout_s=USE_TIMEOUT_S, is_shared=True):
-                    raise TimeoutError(f"it has been about to be taken away for {USE_TIMEOUT_S:g} s")
-                if _is_at(fd, os.path.join(path, LOCK)):
+                    raise TimeoutError(f"another process has been evicting it for {USE_TIMEOUT_S:g} s")
+                if is_at(fd, os.path.join(path, LOCK)):
                     if not is_guest:
                         os.utime(fd)
                     return fd
             except BaseException:
                 os.close(fd)
                 raise
-            os.close(fd)  # it was taken away while we waited
+            os.close(fd)  # it was evicted during the wait
 
     def _evict(self, digest: str) -> bool:
-        """Takes a tree away if nobody uses it."""
+        """Evict a tree if it is unused."""
         path = self._path(digest)
         aside = os.path.join(self._trees, GONE + secrets.token_hex(8))
         try:
             size = size_on_disk(path)
             fd = os.open(os.path.join(path, LOCK), _OPEN, 0o600)
             try:
-                if not try_lock(fd, USE_BYTE) or not _is_at(fd, os.path.join(path, LOCK)):
+                if not try_lock(fd, USE_BYTE) or not is_at(fd, os.path.join(path, LOCK)):
                     return False
                 os.rename(path, aside)
             finally:
-                os.close(fd)  # whoever waits for it finds that the folder is another one
+                os.close(fd)  # a process that waits for it finds another directory at the path
             _remove(aside)
         except FileNotFoundError:
             return False  # another process was faster
         except OSError as error:
-            self._log(f"{path}: cannot be taken away: {error.strerror}")
+            self._log(f"{path}: cannot be evicted: {error.strerror}")
             return False
         self._evicted += 1
         self._evicted_bytes += size
         return True
 
     def _remove_gone(self) -> None:
-        """What a killed process had moved aside."""
+        """Remove the directories that a killed process had renamed."""
         for name in self._names():
             if name.startswith(GONE):
                 try:
@@ -278,16 +278,8 @@ class Cache:
                     self._log(f"{os.path.join(self._trees, name)}: cannot be removed: {error.strerror}")
 
 
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(fd))
-
-
 def _remove(path: str) -> None:
-    """A folder of files that nobody uses; others may be removing it at the same time. Raises: OSError."""
+    """Remove a directory of unused files; other processes may remove it at the same time. Raises: OSError."""
     try:
         with os.scandir(path) as entries:
             names = [entry.path for entry in entries]

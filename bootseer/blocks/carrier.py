@@ -1,42 +1,45 @@
-"""A span of blocks from one of several stores into the cache: other ways are tried until every byte is right.
+"""Failover reader: reads a span of blocks into the cache; tries other stores until every byte is right.
 
-In: the span, memory for its stored bytes, what is wanted. Out: all its blocks verified and kept, or one error that
-names the first wrong block, its pack and the store that was asked last.
+In: the span, memory for its stored bytes, the request. Out: all its blocks verified and stored, or one error that
+names the first wrong block, its pack and the store that was read last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks.flights import Flight, Want
-from bootseer.blocks.sources import Source, Sources
+from bootseer.blocks.flights import BlockRequest, InFlightBlock
+from bootseer.blocks.sources import StoreSource, StoreSources
 from bootseer.blocks.spans import Span, StoredBlock
 from bootseer.blocks.tree_cache import TreeCache
-from bootseer.blocks.unpack import unpack_blocks
 from bootseer.errors import BootseerError, IntegrityError, StorageError, StorageTimeout
+from bootseer.linux.cpu_limits import usable_cores
 from bootseer.storage import RangeRequest
-from bootseer.storage.cpu_limits import usable_cores
+from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import Index
 
-TRIES = 2  # ways to a block at each store, besides those that its reader tries by itself
-MOST_COMPUTING = 8  # threads that unpack what nobody waits for
+TRIES = 2  # reads of a block from each store, besides the retries of its reader
+MAX_COMPUTING = 8  # threads that unpack blocks for which no reader waits
 
-Land = Callable[[dict[int, memoryview], list[int], dict[int, Flight], Want], None]
+Land = Callable[[dict[int, memoryview], list[int], dict[int, InFlightBlock], BlockRequest], None]
 
 
-class Carrier:
-    """`land` gets the bytes that somebody wants, and the numbers that the cache refused. For one event loop."""
+class FailoverReader:
+    """`land` receives the bytes that readers want and the numbers that the cache refused. For one event loop."""
 
-    def __init__(self, index: Index, cache: TreeCache, sources: Sources, land: Land) -> None:
+    def __init__(self, index: Index, cache: TreeCache, sources: StoreSources, land: Land) -> None:
         self._index, self._cache, self._sources, self._land = index, cache, sources, land
-        # Half of the processors: the other half belongs to the start that all this is for.
-        self._compute = asyncio.Semaphore(max(1, min(MOST_COMPUTING, usable_cores() // 2)))
+        # Half of the processors: the other half belongs to the job that starts.
+        self._compute = asyncio.Semaphore(max(1, min(MAX_COMPUTING, usable_cores() // 2)))
         self.counts = {"demand_blocks": 0, "prefetch_blocks": 0, "wrong_blocks": 0}
 
-    async def carry(self, span: Span, view: memoryview, flights: dict[int, Flight], want: Want) -> None:
-        """Brings the blocks of a span into the cache by way of `view`, which is as long."""
+    async def carry(
+        self, span: Span, view: memoryview, flights: dict[int, InFlightBlock], want: BlockRequest
+    ) -> None:
+        """Fetch the blocks of a span into the cache through `view`, which is as long as the span."""
         where, offset = self._index.pack_path(span.pack), span.offset
         left = list(span.blocks)
         failure: BootseerError | None = None
@@ -51,7 +54,7 @@ class Carrier:
                     async with asyncio.timeout(want.try_s):
                         await source.reader.read(requests, is_demand=want.is_demand, attempt=attempt)
                 except TimeoutError:
-                    failure = StorageTimeout(f"{source.store.url}/{where}: nothing came within {want.try_s:g} s")
+                    failure = StorageTimeout(f"{source.store.url}/{where}: no data within {want.try_s:g} s")
                     continue
                 except IntegrityError as error:
                     failure = error
@@ -66,7 +69,7 @@ class Carrier:
                     self._sources.wrong(source, where, block.offset, block.stored_bytes)
                 failure = IntegrityError(
                     f"{source.store.url}/{where}: block {left[0].number}, bytes {left[0].offset} to {left[0].end},"
-                    " has not the digest that the index says: the pack is damaged or was replaced"
+                    " does not match its digest in the index: the pack is damaged or was replaced"
                 )
             assert failure is not None
             self._sources.failed(source, failure)
@@ -81,11 +84,11 @@ class Carrier:
         blocks: list[StoredBlock],
         view: memoryview,
         span: Span,
-        source: Source,
-        flights: dict[int, Flight],
-        want: Want,
+        source: StoreSource,
+        flights: dict[int, InFlightBlock],
+        want: BlockRequest,
     ) -> list[StoredBlock]:
-        """Verifies, decompresses and keeps what has come. Returns: blocks that came with wrong bytes."""
+        """Verify, decompress and store the received blocks. Returns: blocks with wrong bytes."""
         parts = [(block, view[block.offset - span.offset : block.end - span.offset]) for block in blocks]
         cache = self._cache if want.keeps else None
         where = f"{source.store.url}/{self._index.pack_path(span.pack)}"
@@ -106,3 +109,36 @@ class Carrier:
 
 def _request_of(block: StoredBlock, path: str, offset: int, view: memoryview) -> RangeRequest:
     return RangeRequest(path, block.offset, view[block.offset - offset : block.end - offset])
+
+
+class UnpackedBlocks(NamedTuple):
+    """The result for some blocks."""
+
+    wrong: list[StoredBlock]  # have a wrong digest
+    raws: dict[int, memoryview]  # bytes of those that readers want, and of those refused
+    refused: list[int]  # the cache has no space for them
+
+
+def unpack_blocks(
+    parts: Sequence[tuple[StoredBlock, memoryview]],
+    cache: TreeCache | None,
+    is_wanted: Callable[[int], bool],
+    where: str,
+) -> UnpackedBlocks:
+    """Fill `cache`, if there is one, with the received blocks.
+
+    Raises: IntegrityError for a block that has the right digest but cannot be unpacked: its tree was built wrong.
+    """
+    done = UnpackedBlocks([], {}, [])
+    for block, stored in parts:
+        if block_digest(stored) != block.digest:
+            done.wrong.append(block)
+            continue
+        raw = unpack_block(stored, block.raw_bytes, f"{where}: block {block.number}")
+        is_kept = cache is not None and cache.fill(block.number, raw)
+        if cache is not None and not is_kept:
+            done.refused.append(block.number)
+        if is_wanted(block.number) or not is_kept:
+            # `stored` is memory that is used again.
+            done.raws[block.number] = memoryview(raw if isinstance(raw, bytes) else bytes(raw))
+    return done

@@ -1,7 +1,7 @@
-"""What mounts and unpackers see of the cache: a device that is there at once, and blocks when they have come.
+"""The cache as mounts and unpackers see it: a device that is usable at once, and blocks once they are fetched.
 
-`CachedDevice` is called by the thread that serves the kernel: what is cached costs it no other thread, what is not
-is handed to the event loop. `BlockSource` gives raw blocks to plain code, reading ahead.
+The thread that serves the kernel calls `CachedDevice`: a cached block needs no other thread, a missing one goes to
+the event loop. `BlockSource` gives raw blocks to synchronous code and reads ahead.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from bootseer.errors import BootseerError
 from bootseer.tree.index import BLOCK_BYTES
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
-WINDOW_BLOCKS = 32  # of a BlockSource, asked for together
-WINDOWS = 8  # on their way at once
+WINDOW_BLOCKS = 32  # of a BlockSource, requested together
+WINDOWS = 8  # in flight at once
 
 Done = Callable[[memoryview | bytes | None], None]
 Failed = Callable[[range, BootseerError], object]
 Waits = Callable[[range, float], object]
-SLOW_S = 5.0  # of a read, after which it is told that somebody waits for it
+SLOW_S = 5.0  # after which a read is reported as slow
 
 
 class CachedDevice:
-    """The device of a tree, `size` bytes, for a thread that serves it. Made by `open_device`.
+    """The device of a tree, `size` bytes, for the thread that serves it. Made by `open_device`.
 
-    `log` gets a line for each read that fails, from the event loop; before it `failed` is told of its blocks.
+    `log` receives a line for each read that fails, from the event loop; before that `failed` receives its blocks.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CachedDevice:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def try_read(self, offset: int, target: memoryview) -> bool:
-        """Fills `target` from what is cached; False when something is missing or damaged: then `read_later`."""
+        """Fill `target` from the cache; return False when bytes are missing or damaged: then `read_later`."""
         recorder = self._recorder
         if recorder.is_on:
             seen = recorder.seen
@@ -64,9 +64,9 @@ class CachedDevice:
         return self._cache.try_read(offset, target)
 
     def read_later(self, offset: int, length: int, done: Done) -> None:
-        """Has `done` called once, from any thread: with the bytes, or with None for an input error.
+        """Call `done` once, from any thread, with the bytes, or with None for an input error.
 
-        Within the fetcher's deadline, also when the store does not answer. Call it from any thread.
+        It is called within the fetcher's deadline, even if the store does not respond. Thread-safe.
         """
         try:
             self._loop.call_soon_threadsafe(self._begin, offset, length, done, time.monotonic())
@@ -90,8 +90,8 @@ class CachedDevice:
         except BootseerError as error:
             self._log(f"a read fails: {error}")
             self._failed(blocks, error)
-        except Exception as error:  # a bug: it must not take the mount, and all that run on it, away
-            self._log(f"a read fails by a mistake of ours: {error!r}")
+        except Exception as error:  # a bug: it must not end the mount and all processes that use it
+            self._log(f"internal error while reading: {error!r}")
         finally:
             slow.cancel()
             self._answer(done, data)
@@ -111,7 +111,7 @@ class CachedDevice:
         begin = offset - (first << BLOCK_SHIFT)
         if first == last and begin + length <= len(raws[first]):
             return raws[first][begin : begin + length]
-        whole = bytearray((last + 1 - first) << BLOCK_SHIFT)  # what follows the data of a block is zeros
+        whole = bytearray((last + 1 - first) << BLOCK_SHIFT)  # the rest of a block is zeros
         for number, raw in raws.items():
             at = (number - first) << BLOCK_SHIFT
             whole[at : at + len(raw)] = raw
@@ -132,9 +132,9 @@ async def open_device(
     failed: Failed = lambda _numbers, _error: None,
     waits: Waits = lambda _numbers, _waited_s: None,
 ) -> AsyncIterator[CachedDevice]:
-    """The device of a tree, on this event loop. At the end reads that wait fail, and all later ones.
+    """Open the device of a tree on this event loop. On exit pending reads fail, and all later ones.
 
-    `failed` is told of blocks whose reader is about to get an error, `waits` of those whose reader waits for long.
+    `failed` receives the blocks of a read that is about to fail, `waits` those of a read that has waited for long.
     """
     async with asyncio.TaskGroup() as group:
         device = CachedDevice(fetcher, recorder, log, group, failed, waits)
@@ -147,16 +147,16 @@ async def open_device(
 
 
 class BlockSource:
-    """Raw blocks for plain code in another thread than that of `loop`, on which `fetcher` lives.
+    """Raw blocks for synchronous code in another thread than that of `loop`, which runs `fetcher`.
 
-    `keeps`: whether the cache has them then; else they come from it if it has them, and are forgotten otherwise.
+    `keeps`: store fetched blocks in the cache; otherwise cached blocks are read there, others are not stored.
     """
 
     def __init__(self, fetcher: BlockFetcher, loop: asyncio.AbstractEventLoop, *, keeps: bool = True) -> None:
         self._fetcher, self._loop, self._keeps = fetcher, loop, keeps
 
     def read_blocks(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview]]:
-        """(number, raw bytes of the block) in the order of `numbers`; the next ones are fetched meanwhile.
+        """Yield (number, raw bytes of the block) in the order of `numbers`; fetch the next ones in the meantime.
 
         Raises: StorageError, IntegrityError.
         """

@@ -1,7 +1,8 @@
-"""Blocks that other cached trees have already: a new version of an image shares most of them with the last one.
+"""Local dedup sources: blocks that other cached trees hold; a new version of an image shares most of them.
 
-In: what is wanted, by the digest of its stored bytes. Out: the same block in one of the few trees that were used
-last, read from there with its sums checked. Their indexes were verified when they were cached, and are again here.
+In: the wanted blocks, by the digest of their stored bytes. Out: the same block from one of the few trees that were
+used last, read there with its checksums verified. Their indexes were verified when cached, and are verified here
+again.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from bootseer.blocks.cache import Cache
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import BootseerError
 from bootseer.tree.compression import decompress
-from bootseer.tree.index import BLOCK, MOST_RAW_INDEX_BYTES, Index
+from bootseer.tree.index import BLOCK, MAX_RAW_INDEX_BYTES, Index
 
-MOST_DONORS = 3
+MAX_DEDUP_SOURCES = 3
 
 
 class _Blocks(msgspec.Struct):
-    """The part of an index that says what its blocks are."""
+    """The part of an index that lists its blocks."""
 
     blocks: bytes
 
 
-class Donors:
-    """Trees of `cache`, but for `tree`, that may have blocks of `index`. Calls block; for one thread at a time.
+class DedupSources:
+    """Trees of `cache` other than `tree` that may have blocks of `index`. Calls block; for one thread at a time.
 
     They are in use, and so not evicted, until `close`.
     """
@@ -38,35 +39,35 @@ class Donors:
         tree: str,
         index: Index,
         *,
-        most_trees: int = MOST_DONORS,
+        max_trees: int = MAX_DEDUP_SOURCES,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._cache, self._tree, self._index, self._most_trees, self._log = cache, tree, index, most_trees, log
+        self._cache, self._tree, self._index, self._max_trees, self._log = cache, tree, index, max_trees, log
         self._trees: list[TreeCache] = []
-        self._found: dict[int, tuple[TreeCache, int]] = {}  # our block -> where it is
+        self._found: dict[int, tuple[TreeCache, int]] = {}  # block of `index` -> where it is
         self._lock = threading.Lock()
         self._is_closed = False
         self.is_built = False
 
     def build(self) -> None:
-        """Finds out which blocks they have; once. What cannot be read is left out."""
+        """Find out which blocks they have; once. An unreadable tree is left out."""
         try:
             self._build()
-        except (BootseerError, OSError) as error:  # of any other tree, and none of them is needed
+        except (BootseerError, OSError) as error:  # of any other tree; none of them is required
             self._log(f"no blocks are taken from other trees: {error}")
         self.is_built = True
 
     def has(self, number: int) -> bool:
-        """Whether a block of ours may be there."""
+        """Return whether a block of `index` may be there."""
         return number in self._found
 
     def try_read(self, number: int, raw_bytes: int) -> memoryview | None:
-        """A block of ours, `raw_bytes` long, its sums checked; None when it is not there any more."""
+        """Return a verified block of `index`, `raw_bytes` long; None when it is no longer there."""
         found = self._found.get(number)
         return None if found is None else found[0].try_read_block(found[1], raw_bytes)
 
     def close(self) -> None:
-        """Also while they are being built, by another thread."""
+        """Release the trees, also while another thread runs `build`."""
         with self._lock:
             self._is_closed = True
             self._found = {}
@@ -77,7 +78,7 @@ class Donors:
     def _build(self) -> None:
         wanted: dict[bytes, int] | None = None
         others = [tree.digest for tree in self._cache.trees() if tree.digest != self._tree]
-        for other in others[: self._most_trees]:
+        for other in others[: self._max_trees]:
             data = self._cache.read_index(other)
             if data is None:
                 continue
@@ -85,7 +86,7 @@ class Donors:
             if wanted is None:
                 ours = BLOCK.iter_unpack(self._index.blocks)
                 wanted = {digest: number for number, (digest, *_) in enumerate(ours)}
-            shared: dict[int, int] = {}  # theirs -> ours
+            shared: dict[int, int] = {}  # number in the other tree -> number in this one
             for theirs, (digest, _, _, stored_bytes, raw_bytes) in enumerate(BLOCK.iter_unpack(blocks)):
                 number = wanted.get(digest)
                 if number is not None and number not in self._found:
@@ -105,7 +106,7 @@ class Donors:
 
 
 def _read_blocks(data: bytes, tree: str) -> bytes:
-    raw = decompress(data, MOST_RAW_INDEX_BYTES, f"the cached index of {tree}")
+    raw = decompress(data, MAX_RAW_INDEX_BYTES, f"the cached index of {tree}")
     try:
         blocks = msgspec.msgpack.decode(raw, type=_Blocks).blocks
     except msgspec.MsgspecError:

@@ -1,9 +1,9 @@
-"""Blocks from stores into the cache: each once, whoever asks and however many, and verified before anyone sees it.
+"""Fetching blocks from stores into the cache: each once, for all readers, and verified before use.
 
-In: numbers of blocks. Out: they are in the cache, or in the caller's hands, or there is one error. A block that is
-on its way is waited for, in this process and, by a lock that the kernel frees, in others; but nobody waits long
-for somebody who makes no progress: the same block fetched twice does no harm. Demand goes before prefetch. The
-memory that stored blocks come into is bounded, and so is what each may give. One fetcher belongs to one event
+In: numbers of blocks. Out: they are in the cache, or returned to the caller, or there is one error. A block that
+is in flight is waited for: in this process by its future, in others by a lock that the kernel frees. The wait for
+a process that makes no progress is short, as a block that is fetched twice does no harm. Demand goes before
+prefetch. The memory for stored blocks is bounded, and so is the size of each. One fetcher belongs to one event
 loop.
 """
 
@@ -13,39 +13,41 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 
 from bootseer import aio
-from bootseer.blocks.carrier import TRIES, Carrier
-from bootseer.blocks.donors import Donors
-from bootseer.blocks.flights import Flight, Want
-from bootseer.blocks.sources import Sources
+from bootseer.backoff import Backoff
+from bootseer.blocks.carrier import TRIES, FailoverReader
+from bootseer.blocks.donors import DedupSources
+from bootseer.blocks.flights import BlockRequest, InFlightBlock
+from bootseer.blocks.sources import StoreSources
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, MAX_GAP_BYTES, Span, StoredBlock, plan_spans
 from bootseer.blocks.tree_cache import TreeCache
-from bootseer.blocks.waits import Waits
+from bootseer.blocks.waits import StallTime
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
 from bootseer.storage import Store
-from bootseer.storage.bounce import BouncePool
+from bootseer.storage.local.bounce import BouncePool
 from bootseer.tree.index import Index
 
-DEADLINE_S = 30.0  # of a read that somebody waits for
+DEADLINE_S = 30.0  # of a read that blocks a reader
 AGAIN_S = 2.0  # of one whose block, or store, has failed for longer than that already
-MOST_FAILING = 4096  # blocks of which it is remembered
-PATIENCE_S = 5.0  # with another one that is fetching a block
-POLL_S, MOST_POLL_S = 0.002, 0.05
-FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # of a reader who stands still, after a store has failed
-ROUNDS = 3  # for a block that is damaged again as soon as it was brought
+MAX_FAILING = 4096  # failed blocks that are remembered
+PATIENCE_S = 5.0  # wait for another process that is fetching a block
+POLL_S, MAX_POLL_S = 0.002, 0.05
+PAUSES = Backoff(0.1, 2.0)  # of a blocked reader, after a store has failed
+ROUNDS = 3  # for a block that is damaged again right after it was fetched
 DEMAND_SPANS, PREFETCH_SPANS = 32, 16  # in memory at once
-RECENT_BLOCKS = 256  # kept in memory while there is no room for them on disk
-_INLINE = 2  # so many blocks are read from the cache without a thread
+RECENT_BLOCKS = 256  # kept in memory while there is no space for them on disk
+_INLINE = 2  # at most so many blocks are read from the cache without a thread
 _COUNTS = ("donated_blocks", "joined", "waited_for_others")
 
 
 class BlockFetcher:
-    """Fills `cache` with blocks of `index` from `stores`, in this order; their root is the folder of the tree.
+    """Fill `cache` with blocks of `index` from `stores`, in this order; their root is the directory of the tree.
 
-    `deadline_s`: a read that somebody waits for ends within it, and within `again_s` where its block or the store
-    has failed for that long already. `waits`: what readers lost by blocks not yet there.
+    `deadline_s`: limit of a read that blocks a reader; `again_s` is the limit once its block or the store has
+    failed for that long. `waits`: the stall time of readers.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class BlockFetcher:
         cache: TreeCache,
         stores: Sequence[Store],
         *,
-        donors: Donors | None = None,
+        donors: DedupSources | None = None,
         deadline_s: float = DEADLINE_S,
         again_s: float = AGAIN_S,
         max_gap_bytes: int = MAX_GAP_BYTES,
@@ -62,64 +64,64 @@ class BlockFetcher:
         if cache.block_count != index.block_count:
             raise ValueError(f"a cache of {cache.block_count} blocks for a tree of {index.block_count}")
         self.index, self.cache = index, cache
-        self.waits = Waits()
-        self._sources = Sources(stores)
-        self._donors = donors
+        self.waits = StallTime()
+        self._sources = StoreSources(stores)
+        self._dedup_sources = donors
         self._is_building = asyncio.Lock()
         self._deadline_s = deadline_s
         self._again_s = min(again_s, deadline_s)
         self._patience_s = min(PATIENCE_S, deadline_s / 4)
         self._max_gap_bytes = max_gap_bytes
-        self._flights: dict[int, Flight] = {}
+        self._in_flight: dict[int, InFlightBlock] = {}
         self._recent: OrderedDict[int, memoryview] = OrderedDict()
         self._demand_memory = BouncePool(HOT_SPAN_BYTES, DEMAND_SPANS)
         self._prefetch_memory = BouncePool(COLD_SPAN_BYTES, PREFETCH_SPANS)
-        self._carrier = Carrier(index, cache, self._sources, self._land)
+        self._reader = FailoverReader(index, cache, self._sources, self._deliver)
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._failing_s: dict[int, float] = {}  # since when a block cannot be had
-        self._down_s: float | None = None  # since when nothing that somebody waits for can be had
+        self._failing_s: dict[int, float] = {}  # since when a block fails
+        self._down_s: float | None = None  # since when all demand reads fail
 
     async def prepare(self) -> None:
-        """Finds out what other trees can give. All but readers who stand still wait for it; done once."""
+        """Find out what other trees have; done once. All callers but blocked readers wait for it."""
         async with self._is_building:
-            if self._donors is not None and not self._donors.is_built:
-                await aio.run_io(self._donors.build)
+            if self._dedup_sources is not None and not self._dedup_sources.is_built:
+                await aio.run_io(self._dedup_sources.build)
 
     async def ensure(self, numbers: Iterable[int], *, is_demand: bool = False) -> None:
-        """Brings blocks into the cache; those that another process is fetching and does not bring are left to it.
+        """Fetch blocks into the cache. Blocks that another process fetches without progress may stay missing.
 
         Raises: StorageError, IntegrityError naming the block, the pack and the store.
         """
         await self.prepare()
-        await self._obtain(self.cache.missing(numbers), Want(is_demand=is_demand))
+        await self._fetch_all(self.cache.missing(numbers), BlockRequest(is_demand=is_demand))
 
     async def read(self, numbers: Iterable[int], *, keeps: bool = True) -> dict[int, memoryview]:
-        """The raw bytes of blocks, from the cache or a store; with `keeps` they are in the cache then.
+        """Return the raw bytes of blocks, from the cache or a store; with `keeps` they are cached as well.
 
         Raises: StorageError, IntegrityError.
         """
         await self.prepare()
-        return await self._read(numbers, Want(is_demand=True, raws={}, keeps=keeps))
+        return await self._read(numbers, BlockRequest(is_demand=True, raws={}, keeps=keeps))
 
     async def read_now(self, numbers: Iterable[int], *, since_s: float | None = None) -> dict[int, memoryview]:
-        """The same for a reader who stands still, since `since_s` (`time.monotonic`).
+        """Return the raw bytes of blocks for a reader that has been blocked since `since_s` (`time.monotonic`).
 
-        Errors are waited out until the deadline, wrong bytes and refusals too: an error would end the program that
-        reads, and by then a store may be mended or another one have the block. What has failed for so long is not
-        waited for again: a program that goes on after an error would stand still at each of its reads.
+        Errors, wrong bytes and refusals are retried until the deadline. An error would end the program that reads,
+        and by then a store may recover or another one may have the block. After that long a failure is not waited
+        for again: a program that continues after an error would block at each of its reads.
 
-        Raises: StorageTimeout at the deadline, or the StorageError or IntegrityError that waiting does not mend.
+        Raises: StorageTimeout at the deadline, or a StorageError or IntegrityError that is not transient.
         """
         wanted = list(numbers)
         begin_s = time.monotonic() if since_s is None else since_s
         end_s = self._end_s(wanted, begin_s)
         failure: BootseerError | None = None
         with self.waits.one(since_s):
-            for pause_s in _pauses_s():
+            for failures in count(1):
                 try:
                     # A scope for each try: Python 3.11 lets none expire that was open when a TaskGroup failed.
                     async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
-                        want = Want(is_demand=True, raws={}, try_s=self._deadline_s / (TRIES + 1))
+                        want = BlockRequest(is_demand=True, raws={}, try_s=self._deadline_s / (TRIES + 1))
                         found = await self._read(wanted, want)
                     self._down_s = None
                     for number in wanted:
@@ -129,47 +131,46 @@ class BlockFetcher:
                     pass  # of the last try
                 except BootseerError as error:
                     failure = error
-                self._note_failing(wanted, begin_s, is_wrong=isinstance(failure, IntegrityError))
+                self._record_failure(wanted, begin_s, is_wrong=isinstance(failure, IntegrityError))
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     try:
                         raise self._late(wanted[0], failure, time.monotonic() - begin_s)
                     finally:
                         del failure  # it holds this frame
-                await asyncio.sleep(min(pause_s, left_s))
-        raise AssertionError("pauses do not end")
+                await asyncio.sleep(min(PAUSES.wait_s(failures, random.random()), left_s))  # noqa: S311
+        raise AssertionError("tries do not end")
 
     def _end_s(self, wanted: Iterable[int], begin_s: float) -> float:
-        """Until when a read that has begun then is tried."""
+        """Return until when a read that began at `begin_s` is retried."""
         since_s = [self._failing_s[number] for number in wanted if number in self._failing_s]
         if self._down_s is not None:
             since_s.append(self._down_s)
         return max(begin_s + self._again_s, min(since_s, default=begin_s) + self._deadline_s)
 
-    def _note_failing(self, wanted: Iterable[int], begin_s: float, *, is_wrong: bool) -> None:
-        """`is_wrong`: bytes came, so the store is there."""
-        if len(self._failing_s) > MOST_FAILING:
+    def _record_failure(self, wanted: Iterable[int], begin_s: float, *, is_wrong: bool) -> None:
+        """Record a failed try. `is_wrong`: bytes were received, so the store is up."""
+        if len(self._failing_s) > MAX_FAILING:
             self._failing_s.clear()
         for number in wanted:
             self._failing_s.setdefault(number, begin_s)
         if self._down_s is None and not is_wrong:
             self._down_s = time.monotonic()
 
-    def release_donors(self) -> None:
-        """Takes no more blocks from other trees, so that they can be evicted."""
-        if self._donors is not None:
-            donors, self._donors = self._donors, None
+    def release_dedup_sources(self) -> None:
+        """Release the other trees, so that they can be evicted."""
+        if self._dedup_sources is not None:
+            donors, self._dedup_sources = self._dedup_sources, None
             donors.close()
 
     def statistics(self) -> dict[str, float]:
-        """Since it was made: blocks by how they came, what the stores were asked, and how long readers waited.
+        """Return counts since it was made: blocks by origin, requests to stores, stall time of readers.
 
-        `blocked_s`: time in which at least one reader waited; `waits`: how often one did. `wrong_blocks`: came
-        with other bytes than the index says. `joined`: were on their way already; `waited_for_others`: in another
-        process.
+        `blocked_s`: time in which at least one reader waited; `waits`: number of waits. `wrong_blocks`: received
+        with a wrong digest. `joined`: were in flight already; `waited_for_others`: in flight in another process.
         """
         return {
-            **self._carrier.counts,
+            **self._reader.counts,
             **self._counts,
             **self._sources.statistics(),
             "blocked_s": self.waits.blocked_s,
@@ -177,11 +178,11 @@ class BlockFetcher:
         }
 
     async def aclose(self) -> None:
-        """When nothing is on its way any more: frees what it holds. The stores are their owner's."""
-        await aio.run_io(self.release_donors)
+        """Free its resources once nothing is in flight. The caller closes the stores."""
+        await aio.run_io(self.release_dedup_sources)
 
     def _late(self, number: int, failure: BootseerError | None, waited_s: float) -> BootseerError:
-        """What a read ends with that was tried for so long."""
+        """Return the error of a read that has reached its deadline."""
         if failure is not None and not failure.retryable:
             return failure
         if failure is not None:
@@ -192,9 +193,9 @@ class BlockFetcher:
             " is the store, or the network to it, down?"
         )
 
-    # ---- until it is there -----------------------------------------------------------------------------------
+    # ---- waiting until cached -----------------------------------------------------------------------------------
 
-    async def _read(self, numbers: Iterable[int], want: Want) -> dict[int, memoryview]:
+    async def _read(self, numbers: Iterable[int], want: BlockRequest) -> dict[int, memoryview]:
         assert want.raws is not None
         left = list(dict.fromkeys(numbers))
         for _ in range(ROUNDS):
@@ -205,11 +206,11 @@ class BlockFetcher:
             left = [number for number in left if number not in want.raws]
             if not left:
                 return want.raws
-            await self._obtain(left, want)
+            await self._fetch_all(left, want)
         self._read_kept(left, want.raws)
         lost = [number for number in left if number not in want.raws]
         if lost:
-            raise IntegrityError(f"block {lost[0]} of {self.cache.tree} is lost as soon as it is in the cache")
+            raise IntegrityError(f"block {lost[0]} of {self.cache.tree} is damaged as soon as it is cached")
         return want.raws
 
     def _read_kept(self, numbers: list[int], raws: dict[int, memoryview]) -> None:
@@ -221,17 +222,17 @@ class BlockFetcher:
                 if raw is not None:
                     raws[number] = raw
 
-    async def _obtain(self, numbers: list[int], want: Want) -> None:
-        """Goes on until each was brought by us or is there; whoever makes no progress is not waited for long."""
+    async def _fetch_all(self, numbers: list[int], want: BlockRequest) -> None:
+        """Continue until each block is fetched or cached; the wait for a process without progress is short."""
         begin_s = time.monotonic()
         pause_s = POLL_S
         span_bytes = HOT_SPAN_BYTES if want.is_demand else COLD_SPAN_BYTES
         while numbers:
             spans = plan_spans(self.index, numbers, span_bytes=span_bytes, max_gap_bytes=self._max_gap_bytes)
             if len(spans) == 1:
-                numbers = await self._bring(spans[0], want)
+                numbers = await self._fetch_span(spans[0], want)
             else:
-                left = await aio.map_bounded(lambda span: self._bring(span, want), spans, width=DEMAND_SPANS)
+                left = await aio.map_bounded(lambda span: self._fetch_span(span, want), spans, width=DEMAND_SPANS)
                 numbers = [number for some in left for number in some]
             if not numbers:
                 return
@@ -240,24 +241,26 @@ class BlockFetcher:
                     return
                 want.is_alone = True
             await asyncio.sleep(pause_s)
-            pause_s = min(MOST_POLL_S, pause_s * 1.5)
+            pause_s = min(MAX_POLL_S, pause_s * 1.5)
 
-    async def _bring(self, span: Span, want: Want) -> list[int]:
-        """Brings what nobody else is bringing, and waits for the rest within the process.
+    async def _fetch_span(self, span: Span, want: BlockRequest) -> list[int]:
+        """Fetch the blocks that are not in flight, and wait for the others within the process.
 
-        Returns: those that are not there then.
+        Returns: those that are still missing.
         """
-        joined: list[Flight] = []
+        joined: list[InFlightBlock] = []
         left: list[int] = []
         memory = self._demand_memory if want.is_demand else self._prefetch_memory
         async with memory.lease() as buffer:
             flights = self._start(span, want, joined, left)
             try:
                 if flights:
-                    blocks = await self._take_donated([flight.block for flight in flights.values()], flights, want)
+                    blocks = await self._copy_from_trees(
+                        [flight.block for flight in flights.values()], flights, want
+                    )
                     for part in self._replan(span, blocks):
                         view = buffer.view(part.offset, part.length)
-                        await self._carrier.carry(part, view, flights, want)
+                        await self._reader.carry(part, view, flights, want)
             except BootseerError as error:
                 for flight in flights.values():
                     flight.error = error if want.is_demand else None
@@ -265,20 +268,22 @@ class BlockFetcher:
             finally:
                 for number, flight in flights.items():
                     self.cache.unlock(number)
-                    if self._flights.get(number) is flight:
-                        del self._flights[number]
+                    if self._in_flight.get(number) is flight:
+                        del self._in_flight[number]
                     flight.is_done.set()
         for flight in joined:
             if not await self._join(flight, want):
                 left.append(flight.block.number)
         return left
 
-    def _start(self, span: Span, want: Want, joined: list[Flight], left: list[int]) -> dict[int, Flight]:
-        """Decides who brings each block: those of the result are ours, and locked."""
-        flights: dict[int, Flight] = {}
+    def _start(
+        self, span: Span, want: BlockRequest, joined: list[InFlightBlock], left: list[int]
+    ) -> dict[int, InFlightBlock]:
+        """Decide which blocks this call fetches; return them, locked."""
+        flights: dict[int, InFlightBlock] = {}
         for block in span.blocks:
             number = block.number
-            flight = self._flights.get(number)
+            flight = self._in_flight.get(number)
             if flight is not None and not want.is_alone:
                 flight.is_wanted = flight.is_wanted or want.raws is not None
                 joined.append(flight)
@@ -294,12 +299,12 @@ class BlockFetcher:
             elif is_locked and not want.is_alone and self.cache.settle(number):
                 self.cache.unlock(number)
             else:
-                flights[number] = Flight(block, is_wanted=want.raws is not None)
-        self._flights.update(flights)
+                flights[number] = InFlightBlock(block, is_wanted=want.raws is not None)
+        self._in_flight.update(flights)
         return flights
 
-    async def _join(self, flight: Flight, want: Want) -> bool:
-        """Waits for a block that is on its way; False when it did not come."""
+    async def _join(self, flight: InFlightBlock, want: BlockRequest) -> bool:
+        """Wait for an in-flight block; return False when it was not fetched."""
         try:
             async with asyncio.timeout(self._patience_s if want.is_demand else None):
                 await flight.is_done.wait()
@@ -312,20 +317,20 @@ class BlockFetcher:
             return True
         return self.cache.has(flight.block.number)
 
-    # ---- helped by others ------------------------------------------------------------------------------------
+    # ---- from other trees --------------------------------------------------------------------------------------
 
     def _replan(self, span: Span, blocks: list[StoredBlock]) -> list[Span]:
-        """What is still to be read of a span."""
+        """Plan the spans for the blocks of a span that are still missing."""
         if len(blocks) == len(span.blocks):
             return [span]
         numbers = [block.number for block in blocks]
         return plan_spans(self.index, numbers, span_bytes=COLD_SPAN_BYTES, max_gap_bytes=self._max_gap_bytes)
 
-    async def _take_donated(
-        self, blocks: list[StoredBlock], flights: dict[int, Flight], want: Want
+    async def _copy_from_trees(
+        self, blocks: list[StoredBlock], flights: dict[int, InFlightBlock], want: BlockRequest
     ) -> list[StoredBlock]:
-        """Copies what other trees have. Returns: the others."""
-        donors = self._donors
+        """Copy the blocks that other trees have. Returns: the remaining ones."""
+        donors = self._dedup_sources
         if donors is None or not donors.is_built or not any(donors.has(block.number) for block in blocks):
             return blocks
         raws: dict[int, memoryview] = {}
@@ -340,14 +345,18 @@ class BlockFetcher:
                         refused.append(block.number)
 
         await aio.run_io(copy)
-        self._land(raws, refused, flights, want)
+        self._deliver(raws, refused, flights, want)
         self._counts["donated_blocks"] += len(raws)
         return [block for block in blocks if block.number not in raws]
 
-    def _land(
-        self, raws: dict[int, memoryview], refused: list[int], flights: dict[int, Flight], want: Want
+    def _deliver(
+        self,
+        raws: dict[int, memoryview],
+        refused: list[int],
+        flights: dict[int, InFlightBlock],
+        want: BlockRequest,
     ) -> None:
-        """Hands out what has come; what the cache has no room for stays in memory for a while."""
+        """Hand out received blocks; those that the cache refused stay in memory for a while."""
         for number, raw in raws.items():
             flights[number].raw = raw
             if want.raws is not None:
@@ -358,12 +367,4 @@ class BlockFetcher:
             while len(self._recent) > RECENT_BLOCKS:
                 self._recent.popitem(last=False)
         if refused:
-            self.release_donors()  # they hold room
-
-
-def _pauses_s() -> Iterator[float]:
-    """Between tries of what fails: random, up to twice as long each time."""
-    most_s = FIRST_PAUSE_S
-    while True:
-        yield random.random() * most_s  # noqa: S311
-        most_s = min(MOST_PAUSE_S, 2 * most_s)
+            self.release_dedup_sources()  # they use space

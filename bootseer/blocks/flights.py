@@ -1,4 +1,4 @@
-"""What is wanted of blocks, and blocks on their way: what the parts of a fetcher tell each other."""
+"""Requests for blocks and in-flight requests: shared by the parts of a fetcher."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from bootseer.blocks.spans import StoredBlock
 from bootseer.errors import BootseerError
 
 
-class Want:
-    """What somebody wants of some blocks."""
+class BlockRequest:
+    """What a caller requests of some blocks."""
 
     def __init__(
         self,
@@ -20,18 +20,18 @@ class Want:
         try_s: float | None = None,
     ) -> None:
         self.is_demand = is_demand
-        self.raws = raws  # to be filled; None: it is enough that the cache has them
-        self.keeps = keeps  # in the cache
+        self.raws = raws  # filled with the bytes; None: the caller only needs them cached
+        self.keeps = keeps  # store them in the cache
         self.try_s = try_s  # of one try at one store
-        self.is_alone = False  # waits for nobody any more
+        self.is_alone = False  # no longer waits for other requests
 
 
-class Flight:
-    """A block on its way."""
+class InFlightBlock:
+    """An in-flight request for a block."""
 
     def __init__(self, block: StoredBlock, *, is_wanted: bool) -> None:
         self.block = block
-        self.is_wanted = is_wanted  # its bytes, not only that they are in the cache
+        self.is_wanted = is_wanted  # a reader wants its bytes, not only that it is cached
         self.is_done = asyncio.Event()
         self.raw: memoryview | None = None
-        self.error: BootseerError | None = None  # of a demand: whoever waits has it as well
+        self.error: BootseerError | None = None  # of a demand read: all that wait for it get it as well

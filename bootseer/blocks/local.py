@@ -1,7 +1,7 @@
-"""Blocks that this node has already, for whoever unpacks a tree: each is asked of a store only if it is not here.
+"""Blocks that this node has already, for unpacking a tree: only missing blocks are read from a store.
 
-In: the cache of the tree, if there is one, those of other trees, and who has all blocks. Out: a `BlockSource` of
-bootseer.tree.reading. Nothing is added to the cache: what is unpacked is not needed there any more.
+In: the cache of the tree, if there is one, those of other trees, and a source of all blocks. Out: a `BlockSource`
+of bootseer.tree.reading. Nothing is added to the cache: unpacked blocks are no longer needed there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import TREES, Cache
-from bootseer.blocks.donors import Donors
+from bootseer.blocks.donors import DedupSources
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import StorageError
 from bootseer.tree.index import Index
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class LocalBlocks:
-    """Blocks of `cache`, of `donors`, else of `others`. For any number of threads."""
+    """Blocks from `cache`, from `donors`, else from `others`. For any number of threads."""
 
-    def __init__(self, index: Index, cache: TreeCache | None, donors: Donors, others: BlockSource) -> None:
-        self._index, self._cache, self._donors, self._others = index, cache, donors, others
+    def __init__(self, index: Index, cache: TreeCache | None, donors: DedupSources, others: BlockSource) -> None:
+        self._index, self._cache, self._dedup_sources, self._others = index, cache, donors, others
 
     def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Those that are here first. Raises: as `others`."""
+        """Yield blocks, those of this node first. Raises: as `others`."""
         missing = []
         for number in numbers:
             raw = self._try_read(number)
@@ -45,14 +45,14 @@ class LocalBlocks:
             raw = self._cache.try_read_block(number, raw_bytes)
             if raw is not None:
                 return raw
-        return self._donors.try_read(number, raw_bytes)
+        return self._dedup_sources.try_read(number, raw_bytes)
 
 
 @contextmanager
 def open_local(
     cache: Cache, digest: str, index: Index, others: BlockSource, log: Callable[[str], None]
 ) -> Iterator[LocalBlocks]:
-    """What the cache has of the tree `digest` stays there meanwhile. One that cannot be read is done without."""
+    """Open the cache of the tree `digest` for use, which prevents its eviction. An unreadable one is ignored."""
     with ExitStack() as stack:
         kept: TreeCache | None = None
         if os.path.isdir(os.path.join(cache.folder, TREES, digest)):  # else it would be made
@@ -60,7 +60,7 @@ def open_local(
                 kept = stack.enter_context(cache.open_tree(digest, index.block_count, is_guest=True))
             except StorageError as error:
                 log(f"cached blocks are not used: {error}")
-        donors = Donors(cache, digest, index, log=log)
+        donors = DedupSources(cache, digest, index, log=log)
         stack.callback(donors.close)
         donors.build()
         yield LocalBlocks(index, kept, donors, others)

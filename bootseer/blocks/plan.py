@@ -1,8 +1,8 @@
-"""In what order blocks are fetched ahead. Pure.
+"""The order in which blocks are prefetched. Pure.
 
-Hot blocks come in the order in which a start touches them, in windows: small ones first, so that the first blocks
-are there at once, then larger ones, so that neighbours make one request. Within a window they are read by place.
-The others follow in the order of the packs.
+Hot blocks are fetched in the order in which a start reads them, in windows. Small windows come first, so that the
+first blocks are there at once. Larger ones follow, so that neighbours make one request. Within a window blocks are
+read by place. The others follow in the order of the packs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, MAX_GAP_BYTES, Span, plan_spans
 from bootseer.tree.index import BLOCK, Index
 
-FIRST_WINDOW, MOST_WINDOW = 8, 1024  # blocks
+FIRST_WINDOW, MAX_WINDOW = 8, 1024  # blocks
 
 
 def plan_hot(
@@ -20,11 +20,11 @@ def plan_hot(
     hot: Sequence[int],
     *,
     first_window: int = FIRST_WINDOW,
-    most_window: int = MOST_WINDOW,
+    max_window: int = MAX_WINDOW,
     span_bytes: int = HOT_SPAN_BYTES,
     max_gap_bytes: int = MAX_GAP_BYTES,
 ) -> list[Span]:
-    """What to read for the blocks of a trace, in order; no block comes later than the others of its window."""
+    """Return the reads for the blocks of a trace, in order; no block comes later than its window."""
     blocks = list(dict.fromkeys(hot))
     spans: list[Span] = []
     begin, window = 0, first_window
@@ -32,7 +32,7 @@ def plan_hot(
         spans += plan_spans(
             index, blocks[begin : begin + window], span_bytes=span_bytes, max_gap_bytes=max_gap_bytes
         )
-        begin, window = begin + window, min(most_window, window * 2)
+        begin, window = begin + window, min(max_window, window * 2)
     return spans
 
 
@@ -43,7 +43,7 @@ def plan_cold(
     span_bytes: int = COLD_SPAN_BYTES,
     max_gap_bytes: int = MAX_GAP_BYTES,
 ) -> Iterator[Span]:
-    """What to read for the rest, in the order of the packs; planned pack by pack, as it may be much."""
+    """Yield what to read for the rest, in the order of the packs; planned pack by pack, as it may be much."""
     packs: dict[int, list[tuple[int, int]]] = {}
     for number in numbers:
         _, pack, offset, _, _ = BLOCK.unpack_from(index.blocks, number * BLOCK.size)

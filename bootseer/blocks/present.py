@@ -1,8 +1,8 @@
-"""Which blocks of a tree are cached: a map to write on, and a copy of it that outlives power cuts.
+"""Presence bitmap of a tree: which blocks are cached, in a map to write to and in a copy that survives power cuts.
 
 `present`: a header that names the boot in which it was written, then one byte a block. A byte that was set after
 its data was handed to the kernel is right for as long as the kernel runs. After another boot only `saved` counts:
-the bytes of blocks whose data was on disk when it was written. What does not fit is taken for an empty map.
+the bytes of blocks whose data was on disk when it was written. A file that does not match counts as an empty map.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def read_boot_id() -> str:
-    """A name of this boot of the kernel; empty where it has none: then no map is believed."""
+    """Return the id of this boot of the kernel; empty where it has none: then no map is trusted."""
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read(40).strip()
@@ -30,23 +30,23 @@ def read_boot_id() -> str:
 
 
 def make_header(boot_id: str, block_count: int) -> bytes:
-    """The header of a map of this boot."""
+    """Return the header of a map of this boot."""
     return HEADER.pack(_MARK, boot_id.encode("ascii", "replace")[:40], block_count)
 
 
 def is_of_boot(header: bytes, boot_id: str, block_count: int) -> bool:
-    """Whether a map with this header can be believed."""
+    """Return whether a map with this header can be trusted."""
     return bool(boot_id) and header == make_header(boot_id, block_count)
 
 
 def encode_saved(tree: str, marks: bytes) -> bytes:
-    """The file `saved`; `marks` has a byte for each block."""
+    """Return the contents of the file `saved`; `marks` has a byte for each block."""
     body = _SAVED.pack(_SAVED_MARK, bytes.fromhex(tree), len(marks)) + marks
     return body + hashlib.sha256(body).digest()
 
 
 def decode_saved(data: bytes, tree: str, block_count: int) -> bytes | None:
-    """The marks in a file `saved` of this tree; None for anything else."""
+    """Return the marks in a file `saved` of this tree; None for anything else."""
     head = _SAVED.pack(_SAVED_MARK, bytes.fromhex(tree), block_count)
     body = data[:-_DIGEST_BYTES]
     if len(data) != len(head) + block_count + _DIGEST_BYTES or not body.startswith(head):

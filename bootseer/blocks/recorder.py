@@ -1,4 +1,4 @@
-"""Notes which blocks a start touches first, and when: what the next start fetches ahead. Thread-safe and cheap."""
+"""Records which blocks a start reads, and when, for the prefetch of the next start. Thread-safe and cheap."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from bootseer.blocks.trace import ANY_WORKLOAD, MOST_TRACED, Trace, recording_name
+from bootseer.blocks.trace import ANY_WORKLOAD, MAX_TRACED, Trace, recording_name
 
-CAP_S = 600.0  # a program that never says that it has started
+CAP_S = 600.0  # for a program that never reports that it has started
 
 
 class Recorder:
-    """First touches of `block_count` blocks from now on, until `finish`, for `cap_s` or `most_blocks` at most.
+    """First accesses to `block_count` blocks from now on, until `finish`, for `cap_s` or `max_blocks` at most.
 
-    `seen` has a byte for each block, not 0 for those touched; `is_on` tells whether it still records. Both are for
-    callers who touch often: what is seen need not be told again.
+    `seen` has a byte for each block, not 0 for accessed ones; `is_on`: it still records. Both are for
+    callers with many accesses: a block that is seen need not be recorded again.
     """
 
     def __init__(
@@ -24,12 +24,12 @@ class Recorder:
         block_count: int,
         *,
         cap_s: float = CAP_S,
-        most_blocks: int = MOST_TRACED,
+        max_blocks: int = MAX_TRACED,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_on = block_count > 0
         self.seen = bytearray(block_count)
-        self._cap_s, self._most_blocks, self._now_s = cap_s, most_blocks, now_s
+        self._cap_s, self._max_blocks, self._now_s = cap_s, max_blocks, now_s
         self._begin_s = now_s()
         self._name = recording_name(time.time(), secrets.randbits(32))
         self._blocks: list[int] = []
@@ -37,7 +37,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def touch(self, first: int, last: int) -> None:
-        """A read touches blocks `first` to `last`."""
+        """Record an access to blocks `first` to `last`."""
         after_s = self._now_s() - self._begin_s
         with self._lock:
             if not self.is_on:
@@ -50,17 +50,17 @@ class Recorder:
                     self.seen[number] = 1
                     self._blocks.append(number)
                     self._first_ms.append(int(after_s * 1000))
-            if len(self._blocks) >= self._most_blocks:
-                del self._blocks[self._most_blocks :], self._first_ms[self._most_blocks :]
+            if len(self._blocks) >= self._max_blocks:
+                del self._blocks[self._max_blocks :], self._first_ms[self._max_blocks :]
                 self.is_on = False
 
     def finish(self) -> None:
-        """The start is over; what comes later is not noted."""
+        """End the recording: the start is over."""
         with self._lock:
             self.is_on = False
 
     def trace(self, tree: str, workload: str = ANY_WORKLOAD) -> Trace | None:
-        """What was noted so far; None when nothing was."""
+        """Return the trace so far; None when it is empty."""
         with self._lock:
             if not self._blocks:
                 return None

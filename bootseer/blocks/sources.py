@@ -1,7 +1,7 @@
-"""The stores that have a tree's packs, in order of preference: one that fails steps back for a while.
+"""The stores that have a tree's packs, in order of preference: one that fails moves to the end for a while.
 
-Each has a reader of its own, which knows how fast it is. A peer that has only some packs is as good as any: what
-it does not have is asked of the next one.
+Each has a reader of its own, which learns its speed. A peer that has only some packs is a full source: the next
+store is read for those that it lacks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from bootseer.errors import BootseerError, ConfigError, NotFound
 from bootseer.storage import RangeReader, SecondHand, Store
 
-DOWN_S = 10.0  # a store that failed is asked last for so long
+DOWN_S = 10.0  # a store that failed is read last for so long
 
 
-class Source(NamedTuple):
+class StoreSource(NamedTuple):
     """A store and its reader."""
 
     place: int
@@ -24,32 +24,32 @@ class Source(NamedTuple):
     reader: RangeReader
 
 
-class Sources:
-    """`stores` have the folder of the tree as their root. For one event loop."""
+class StoreSources:
+    """`stores` have the directory of the tree as their root. For one event loop."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         if not stores:
             raise ConfigError("there is no store to fetch blocks from")
-        self._sources = [Source(place, store, RangeReader(store)) for place, store in enumerate(stores)]
+        self._sources = [StoreSource(place, store, RangeReader(store)) for place, store in enumerate(stores)]
         self._down_until_s = [0.0] * len(stores)
 
-    def ordered(self) -> list[Source]:
-        """Those to ask, one after the other."""
+    def ordered(self) -> list[StoreSource]:
+        """Return the sources in the order in which to try them."""
         now_s = time.monotonic()
         return sorted(self._sources, key=lambda source: (self._down_until_s[source.place] > now_s, source.place))
 
-    def failed(self, source: Source, error: BootseerError) -> None:
-        """A read of it failed for good; that it does not have a file says nothing about its others."""
+    def failed(self, source: StoreSource, error: BootseerError) -> None:
+        """Record that a read failed for good; a missing file is ignored, as other files may be there."""
         if not isinstance(error, NotFound):
             self._down_until_s[source.place] = time.monotonic() + DOWN_S
 
-    def wrong(self, source: Source, path: str, offset: int, length: int) -> None:
-        """Bytes that came of it are not what they should be: who handed them on has to know."""
+    def wrong(self, source: StoreSource, path: str, offset: int, length: int) -> None:
+        """Record that bytes from it are wrong: the peer that sent them is distrusted."""
         if isinstance(source.store, SecondHand):
             source.store.distrust(path, offset, length)
 
     def statistics(self) -> dict[str, int]:
-        """Of all readers together: requests, bytes, retries."""
+        """Return the totals of all readers: requests, bytes, retries."""
         totals = {"requests": 0, "read_bytes": 0, "retries": 0, "hedges": 0, "timeouts": 0}
         for source in self._sources:
             found = source.reader.statistics()

@@ -1,4 +1,4 @@
-"""Which ranges of packs to read, given the blocks that are wanted. Pure.
+"""Ranges of packs to read for the wanted blocks. Pure.
 
 Neighbours in a pack are read together: a request costs as much as some hundred KiB of a fast link, and the blocks
 of a file lie side by side. A span lies in one pack and is not longer than the memory that it is read into.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bootseer.tree.index import Index
 
-MAX_GAP_BYTES = 128 << 10  # read for nobody, if that saves a request: also CPU, while a program wants it
+MAX_GAP_BYTES = 128 << 10  # of unwanted bytes read to save a request, which also costs CPU
 HOT_SPAN_BYTES = 1 << 20
 COLD_SPAN_BYTES = 4 << 20
 
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 def plan_spans(
     index: Index, numbers: Iterable[int], *, span_bytes: int = HOT_SPAN_BYTES, max_gap_bytes: int = MAX_GAP_BYTES
 ) -> list[Span]:
-    """The spans that have these blocks, each in one of them, in the order in which `numbers` first need them.
+    """Return the spans with these blocks, each in one of them, in the order in which `numbers` first need them.
 
     A span is longer than `span_bytes` only if it has one block.
     """
@@ -79,7 +79,7 @@ def plan_spans(
 
 
 def runs_of(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first, count) of numbers that follow one another, in the order in which they come."""
+    """Yield (first, count) of consecutive numbers, in the order given."""
     first = count = 0
     for number in numbers:
         if count and number != first + count:

@@ -1,8 +1,8 @@
-"""Hot traces: which blocks starts touched, in what order and when; docs/formats.md, "Hot traces". Pure.
+"""Access traces: which blocks starts read, in what order and when; docs/reference/formats.md has the format. Pure.
 
-In: recordings of nodes and runs, and what others stored, which is not trusted. Out: one trace that knows how often
-each block was seen, so that what a start needs comes first and what was chance does not come at all. Recordings
-have names: those that come by several ways (this node, the store, a file) count once.
+In: traces of nodes and runs, and stored ones, which are not trusted. Out: one trace that knows how often each
+block was read. So blocks that a start needs come first, and accidental reads are left out. Recordings have names:
+one that arrives several times (from this node, the store, a file) counts once.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from bootseer.errors import FormatVersion, IntegrityError
 
 FORMAT = "bootseer-trace/1"
 ANY_WORKLOAD = "0" * 16
-MOST_PAYLOAD_BYTES = 12 << 20  # base64 in an envelope of 16 MiB
-MOST_RUNS = 1 << 31
-MOST_TRACED = 1 << 18  # blocks: 32 GiB of hot data
-MOST_MS = 1 << 31
-MOST_RECORDINGS = 1024  # names kept
-KEPT_RUNS = 32  # what was not seen for a few times so many runs is forgotten
+MAX_PAYLOAD_BYTES = 12 << 20  # base64 in an envelope of 16 MiB
+MAX_RUNS = 1 << 31
+MAX_TRACED = 1 << 18  # blocks: 32 GiB
+MAX_MS = 1 << 31
+MAX_RECORDINGS = 1024  # names kept
+KEPT_RUNS = 32  # a block that was not read in a few times so many runs is forgotten
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
 _RECORDING = re.compile(r"[0-9a-f]{16}")
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What starts touched. Shapes: T blocks traced, in the order in which they are to be fetched."""
+    """Blocks that starts have read. Shapes: T blocks traced, in the order in which they are to be fetched."""
 
     format: str = FORMAT
     tree: str
@@ -38,11 +38,11 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     runs: int  # recordings in it
     blocks: list[int]  # T
     seen: list[int]  # T: in how many of the recordings
-    first_ms: list[int]  # T: from the mount to the first touch, mean of the recordings that saw it
+    first_ms: list[int]  # T: from the mount to the first read, mean of the recordings that have it
     recordings: list[str] = []  # names of those in it, sorted: `recording_name`; some may have none
 
     def hot(self) -> list[int]:
-        """Blocks to fetch ahead, in order: those that at least half of the recordings saw."""
+        """Return the blocks to prefetch, in order: those in at least half of the recordings."""
         return [number for number, seen in zip(self.blocks, self.seen, strict=True) if 2 * seen >= self.runs]
 
 
@@ -51,9 +51,9 @@ class _Head(msgspec.Struct):
 
 
 def workload_key(program: str, script: str) -> str:
-    """What was started: its program and its script or module, wherever they lie and whatever their arguments.
+    """Return the key of a program and its script or module, wherever they lie and with any arguments.
 
-    Python is python3 by any of its names: `--image-python python3.11` starts what is started without it.
+    All names of Python count as python3: `--image-python python3.11` has the key of a start without it.
     """
     names = [name.rstrip("/").rpartition("/")[2] for name in (program, script)]
     if _PYTHON.fullmatch(names[0]):
@@ -62,12 +62,12 @@ def workload_key(program: str, script: str) -> str:
 
 
 def recording_name(began_s: float, chance: int) -> str:
-    """A name that no other recording has: when it began, in seconds since the epoch, and 32 bits by chance."""
+    """Return a unique name of a recording: its begin, in seconds since the epoch, and 32 random bits."""
     return f"{int(began_s) & 0xFFFFFFFF:08x}{chance & 0xFFFFFFFF:08x}"
 
 
 def encode(trace: Trace) -> bytes:
-    """The JSON that is signed and stored. Raises: IntegrityError for what no reader would take."""
+    """Return the JSON that is signed and stored. Raises: IntegrityError for a trace that readers would reject."""
     wrong = _find_wrong(trace, trace.tree, None)
     if wrong:
         raise IntegrityError(f"this trace {wrong}")
@@ -75,19 +75,19 @@ def encode(trace: Trace) -> bytes:
 
 
 def decode(data: bytes, tree: str, block_count: int, where: str) -> Trace:
-    """The trace of `tree`, which has so many blocks.
+    """Decode the trace of `tree`, which has so many blocks.
 
-    Raises: IntegrityError for anything that is none, or not of this tree; FormatVersion.
+    Raises: IntegrityError for invalid data or another tree; FormatVersion.
     """
-    if len(data) > MOST_PAYLOAD_BYTES:
-        raise IntegrityError(f"{where}: {len(data)} bytes; no trace is larger than {MOST_PAYLOAD_BYTES}")
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise IntegrityError(f"{where}: {len(data)} bytes; no trace is larger than {MAX_PAYLOAD_BYTES}")
     try:
         head = msgspec.json.decode(data, type=_Head)
         if head.format != FORMAT:
             raise FormatVersion(f"{where}: has format {head.format[:80]!r}; this Bootseer reads {FORMAT}")
         trace = msgspec.json.decode(data, type=Trace)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise IntegrityError(f"{where}: is no hot trace: {error}") from error
+        raise IntegrityError(f"{where}: is not an access trace: {error}") from error
     wrong = _find_wrong(trace, tree, block_count)
     if wrong:
         raise IntegrityError(f"{where}: {wrong}")
@@ -95,13 +95,12 @@ def decode(data: bytes, tree: str, block_count: int, where: str) -> Trace:
 
 
 def merge(traces: Sequence[Trace]) -> Trace:
-    """One trace of all recordings, of one tree and one workload. The order of `traces` does not matter.
+    """Merge traces of one tree and one workload into one trace. The order of `traces` does not matter.
 
-    A recording with a name counts once, in however many of them it is: exactly where one trace has all that
-    another has, else about. Those without a name are taken for different ones.
+    A named recording counts once, even if several traces have it. The count is exact where one trace has all
+    recordings of another, else approximate. Recordings without a name count as different ones.
 
-    Blocks that at least half of the recordings saw come first; both parts are in the order of their mean first
-    touch.
+    Blocks of at least half of the recordings come first; both parts are in the order of their mean first read.
     """
     if not traces or len({(trace.tree, trace.workload) for trace in traces}) != 1:
         raise ValueError("traces are merged of one tree and one workload")
@@ -127,25 +126,25 @@ def merge(traces: Sequence[Trace]) -> Trace:
 
 
 def _by_size(trace: Trace) -> tuple[int, int, list[str], list[int], list[int], list[int]]:
-    """The largest first: what others have of its recordings is in it already."""
+    """Order the largest first: it already has the recordings that it shares with others."""
     return -_count(trace), -len(trace.recordings), trace.recordings, trace.blocks, trace.seen, trace.first_ms
 
 
 def _count(trace: Trace) -> int:
-    """Recordings that were merged into it; what was pruned has more names than runs."""
+    """Return the number of recordings merged into it; a pruned trace has more names than runs."""
     return max(trace.runs, len(trace.recordings))
 
 
 def _share(number: int, part: int, whole: int) -> int:
-    """So much of a number, rounded. Who saw what is not kept of merged recordings, so all share alike."""
+    """Return a share of a number, rounded. Merged traces do not keep blocks by recording, so all share alike."""
     return (2 * number * part + whole) // (2 * whole)
 
 
-def beyond(recorded: Trace, known: Trace) -> Trace | None:
-    """What a start is taken to have needed whose hot blocks, of `known`, others have read before it.
+def with_known(recorded: Trace, known: Trace) -> Trace | None:
+    """Return the trace of a start whose hot blocks, of `known`, were read by others before it.
 
-    Those are as they were known; besides them it has what was recorded. None when that was nothing: then nothing
-    was learned.
+    It has those as `known` has them, and the recorded ones. None when nothing was recorded: then there is nothing
+    new.
     """
     if (recorded.tree, recorded.workload) != (known.tree, known.workload):
         raise ValueError("traces of one tree and one workload")
@@ -164,7 +163,7 @@ def beyond(recorded: Trace, known: Trace) -> Trace | None:
 
 
 def prune(trace: Trace, *, kept_runs: int = KEPT_RUNS) -> Trace:
-    """Forgets what is long ago: of twice as many runs as `kept_runs`, or more, so many count; rare blocks go."""
+    """Scale a trace of twice `kept_runs` runs or more down to `kept_runs`; rare blocks are removed."""
     if trace.runs < 2 * kept_runs:  # scaled more often, rounding would decide
         return trace
     scaled = {
@@ -183,42 +182,42 @@ def _make(
     means_ms: Mapping[int, float],
     recordings: Iterable[str],
 ) -> Trace:
-    # Rounded before anything is ordered, so that what was merged stays as it is when it is merged again.
-    first_ms = {number: min(round(mean_ms), MOST_MS) for number, mean_ms in means_ms.items()}
+    # Rounded before ordering, so that merging a merged trace again does not change it.
+    first_ms = {number: min(round(mean_ms), MAX_MS) for number, mean_ms in means_ms.items()}
 
     def order(number: int) -> tuple[bool, int, int]:
         return 2 * seen[number] < runs, first_ms[number], number
 
     kept: Iterable[int] = seen
-    if len(seen) > MOST_TRACED:  # those seen most often
-        kept = sorted(seen, key=lambda number: (-seen[number], first_ms[number], number))[:MOST_TRACED]
+    if len(seen) > MAX_TRACED:  # the most frequent ones
+        kept = sorted(seen, key=lambda number: (-seen[number], first_ms[number], number))[:MAX_TRACED]
     blocks = sorted(kept, key=order)
     return Trace(
         tree=like.tree,
         workload=like.workload,
-        runs=min(runs, MOST_RUNS),
+        runs=min(runs, MAX_RUNS),
         blocks=blocks,
-        seen=[min(seen[number], runs, MOST_RUNS) for number in blocks],
+        seen=[min(seen[number], runs, MAX_RUNS) for number in blocks],
         first_ms=[first_ms[number] for number in blocks],
-        recordings=sorted(recordings)[-MOST_RECORDINGS:],  # the latest
+        recordings=sorted(recordings)[-MAX_RECORDINGS:],  # the latest
     )
 
 
 def _find_wrong(trace: Trace, tree: str, block_count: int | None) -> str:
-    """What does not add up; empty when all does."""
+    """Return what is inconsistent; empty when nothing is."""
     count = len(trace.blocks)
     if trace.tree != tree:
         return f"is of another tree, {trace.tree[:80]!r}"
     if not _WORKLOAD.fullmatch(trace.workload):
         return f"has an impossible workload, {trace.workload[:80]!r}"
-    if not 1 <= trace.runs <= MOST_RUNS:
+    if not 1 <= trace.runs <= MAX_RUNS:
         return f"is of {trace.runs} runs"
     names = trace.recordings
-    if len(names) > MOST_RECORDINGS or any(before >= name for before, name in pairwise(names)):
+    if len(names) > MAX_RECORDINGS or any(before >= name for before, name in pairwise(names)):
         return f"has {len(names)} names of recordings, which are too many or not in order"
     if not all(map(_RECORDING.fullmatch, names)):
         return "has an impossible name of a recording"
-    if count > MOST_TRACED or len(trace.seen) != count or len(trace.first_ms) != count:
+    if count > MAX_TRACED or len(trace.seen) != count or len(trace.first_ms) != count:
         return f"has {count} blocks, {len(trace.seen)} counts and {len(trace.first_ms)} times"
     if not count:
         return ""
@@ -227,7 +226,7 @@ def _find_wrong(trace: Trace, tree: str, block_count: int | None) -> str:
     if len(set(trace.blocks)) != count:
         return "names a block twice"
     if min(trace.seen) < 1 or max(trace.seen) > trace.runs:
-        return "has seen a block more often than it ran"
-    if min(trace.first_ms) < 0 or max(trace.first_ms) > MOST_MS:
+        return "counts a block more often than its runs"
+    if min(trace.first_ms) < 0 or max(trace.first_ms) > MAX_MS:
         return "has an impossible time"
     return ""

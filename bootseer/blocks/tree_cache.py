@@ -1,44 +1,46 @@
-"""The cache of one tree: a sparse file of its blocks, which of them are there, and their sums.
+"""The cache of one tree: a sparse file of its blocks, their presence bitmap, and their checksums.
 
-Several processes and mounts use it at once. Data is written before its sums, sums before the mark; so a process
-that is killed leaves nothing half marked, and two that write the same block write the same bytes. Nothing is
+Several processes and mounts use it at once. Data is written before its checksums, checksums before the mark. So a
+process that is killed leaves no partial marks, and two that write the same block write the same bytes. Nothing is
 mapped into memory: a map of a file that shrinks, or of a full disk, kills its reader. Thread-safe but for `close`.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from bootseer.blocks import locks
-from bootseer.blocks.known import Known
+from bootseer import crc
 from bootseer.blocks.present import ABSENT, HEADER_BYTES, PRESENT, encode_saved
-from bootseer.blocks.room import FULL_ERRNOS, MakeRoom, Room
+from bootseer.blocks.room import FULL_ERRNOS, FreeSpace, FreeSpaceCall
 from bootseer.blocks.spans import runs_of
 from bootseer.blocks.sums import (
+    BLOCK_CHECKSUMS,
     BLOCK_GRANULES,
-    BLOCK_SUMS,
     GRANULE_BYTES,
     GRANULE_SHIFT,
     UNKNOWN,
-    load_crc32c,
-    sum_block,
+    as_checksum,
+    checksum_block,
 )
 from bootseer.blocks.tree_files import SAVE_BYTE, SAVED, TreeFiles, write_at, write_whole
+from bootseer.linux import locks
 from bootseer.tree.index import BLOCK_BYTES
 
 _GRANULE_MASK = GRANULE_BYTES - 1
 _ZEROS = bytes(BLOCK_BYTES)
-_SPARSE = 256  # marks are read one by one when fewer than one in so many is asked for
+_SPARSE = 256  # marks are read one by one when fewer than one in so many is requested
 _COUNTS = ("filled", "refused", "damaged", "saves")
+_MARK = bytes([PRESENT])
 
 
 class TreeCache:
     """Blocks of one tree. Made by `Cache.open_tree`; in use, and so never evicted, until it is closed.
 
-    `size`: of the device that the blocks form, bytes. `full_reason`: why nothing is kept now; else empty.
+    `size`: of the device that the blocks form, bytes. `full_reason`: why nothing is stored now; else empty.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class TreeCache:
         block_count: int,
         folder: str,
         files: TreeFiles,
-        make_room: MakeRoom,
+        make_room: FreeSpaceCall,
         log: Callable[[str], None],
         *,
         full_reason: str = "",
@@ -56,14 +58,14 @@ class TreeCache:
         self.tree = tree
         self.block_count = block_count
         self.size = block_count * BLOCK_BYTES
-        self._folder = folder
+        self._directory = folder
         self._is_guest = is_guest
         self._files = files
         self._data = files.data
-        self._room = Room(folder, make_room, log, full_reason)
+        self._room = FreeSpace(folder, make_room, log, full_reason)
         self._log = log
-        self._crc32c = load_crc32c()
-        self._known = Known(block_count)
+        self._crc32c = crc.load()
+        self._known = VerifiedGranules(block_count)
         self._sums, self._suspects = self._known.sums, self._known.suspects
         self._change = threading.Condition()
         self._writers = 0
@@ -72,15 +74,15 @@ class TreeCache:
 
     @property
     def full_reason(self) -> str:
-        """For people."""
+        """Return why nothing is stored now, as text for users; else empty."""
         return self._room.full_reason
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     def try_read(self, offset: int, target: memoryview) -> bool:
-        """Fills `target` (bytes, writable) from `offset` on; False when something is missing or damaged.
+        """Fill `target` (bytes, writable) from `offset` on; return False when a block is missing or damaged.
 
-        What it has left in `target` then means nothing. Each byte that it gives was checked in this call.
+        The contents of `target` are then undefined. Each byte that it returns was verified in this call.
         """
         length = len(target)
         end = offset + length
@@ -120,17 +122,17 @@ class TreeCache:
         return True
 
     def try_read_block(self, number: int, raw_bytes: int = BLOCK_BYTES) -> memoryview | None:
-        """The first `raw_bytes` of a block; None when it is missing or damaged."""
+        """Return the first `raw_bytes` of a block; None when it is missing or damaged."""
         target = memoryview(bytearray(raw_bytes))
         return target if self.try_read(number * BLOCK_BYTES, target) else None
 
     def has(self, number: int) -> bool:
-        """Whether a block is there, as far as is known without reading it."""
+        """Return whether a block is there, as far as is known without reading it."""
         granule = number * BLOCK_GRANULES
         return self._sums[granule] != UNKNOWN or self._known.learn(self._files, granule, granule + 1)
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
-        """Those that are not there, in their order."""
+        """Return those that are not there, in the order given."""
         wanted = list(numbers)
         if not wanted:
             return []
@@ -147,7 +149,7 @@ class TreeCache:
     # ---- filling -------------------------------------------------------------------------------------------
 
     def try_lock(self, number: int) -> bool:
-        """Takes it upon this process to bring a block; False when another one is at it. To be unlocked."""
+        """Lock a block that this process will fetch; return False when another one does. The caller unlocks it."""
         return self._files.lock < 0 or locks.try_lock_if_any(self._files.lock, number)
 
     def unlock(self, number: int) -> None:
@@ -155,7 +157,7 @@ class TreeCache:
             locks.unlock_if_any(self._files.lock, number)
 
     def settle(self, number: int) -> bool:
-        """Of a block that the caller has locked: whether it is there. A damaged one loses its mark."""
+        """Return whether a block that the caller has locked is there. A damaged one loses its mark."""
         if number not in self._suspects:
             return self.has(number)
         self._suspects.discard(number)
@@ -168,15 +170,15 @@ class TreeCache:
                 try:
                     write_at(self._files.present, bytes([ABSENT]), HEADER_BYTES + number)
                 except OSError:
-                    pass  # its sums still tell
+                    pass  # its checksums still reveal it
         self._suspects.discard(number)
         self._known.forget(number)
         return False
 
     def fill(self, number: int, raw: bytes | memoryview) -> bool:
-        """Keeps a block, `raw` of its verified bytes; False when there is no room, or no cache.
+        """Store a block, `raw` of its verified bytes; return False when there is no space, or no cache.
 
-        Blocks; may be called for the same block by several at once: all have the same bytes.
+        Blocks; several threads may call it for the same block: all have the same bytes.
         """
         length = len(raw)
         if not 0 < length <= BLOCK_BYTES or not 0 <= number < self.block_count:
@@ -185,8 +187,8 @@ class TreeCache:
             self._count("refused")
             return False
         if length < BLOCK_BYTES:
-            raw = bytes(raw) + _ZEROS[length:]  # also over what a damaged one has left there
-        sums = sum_block(self._crc32c, raw)
+            raw = bytes(raw) + _ZEROS[length:]  # also overwrites the rest of a damaged block
+        sums = checksum_block(self._crc32c, raw)
         with self._writing() as can_write:
             if not can_write:
                 return False
@@ -199,9 +201,9 @@ class TreeCache:
         return True
 
     def save(self) -> None:
-        """Puts what is cached on disk, so that it outlives a power cut. Blocks, for as long as the disk takes.
+        """Write the cache to disk, so that it survives a power cut. Blocks, for as long as the disk takes.
 
-        Nothing is done while another process is at it. A disk that fails costs only that. `close` does not wait.
+        Does nothing while another process saves. A failing disk costs only the save. `close` does not wait.
         """
         files = TreeFiles()
         try:
@@ -215,28 +217,28 @@ class TreeCache:
                     locks.unlock_if_any(files.lock, SAVE_BYTE)
         except OSError as error:
             if error.errno not in FULL_ERRNOS:
-                self._log(f"{self._folder}: what is cached is not safe from a power cut: {error.strerror}")
+                self._log(f"{self._directory}: the cache does not survive a power cut: {error.strerror}")
         finally:
             files.close()
 
     def _save(self, files: TreeFiles) -> None:
         marks = os.pread(files.present, self.block_count, HEADER_BYTES)
         if len(marks) == self.block_count:
-            os.fdatasync(files.data)  # of all that is marked; what comes now may or may not be in it
+            os.fdatasync(files.data)  # of all marked blocks; later ones may or may not be included
             os.fdatasync(files.sums)
-            write_whole(self._folder, SAVED, encode_saved(self.tree, marks))
+            write_whole(self._directory, SAVED, encode_saved(self.tree, marks))
             self._count("saves")
 
     def read_ahead(self, numbers: Iterable[int]) -> None:
-        """Has the kernel read blocks from the disk, in this order; those that are not cached cost nothing."""
+        """Let the kernel read blocks from the disk, in this order; those that are not cached cost nothing."""
         try:
             for first, count in runs_of(numbers):
                 os.posix_fadvise(self._data, first * BLOCK_BYTES, count * BLOCK_BYTES, os.POSIX_FADV_WILLNEED)
         except OSError:
-            pass  # advice
+            pass  # only advice
 
     def close(self, *, saves: bool = True) -> None:
-        """Ends the use of the tree; waits for writers, not for readers: theirs give False from now on."""
+        """End the use of the tree; wait for writers, not for readers: their calls return False from now on."""
         with self._change:
             if self._is_closed:
                 return
@@ -249,7 +251,7 @@ class TreeCache:
         files, self._files, self._data = self._files, TreeFiles(), -1
         try:
             if files.lock >= 0 and not self._is_guest:
-                os.utime(files.lock)  # when it was used last
+                os.utime(files.lock)  # records the time of last use
         except OSError:
             pass
         files.close()
@@ -263,7 +265,7 @@ class TreeCache:
         self.close()
 
     def statistics(self) -> dict[str, int]:
-        """Blocks there now, and since it was opened: blocks written, refused for want of room, damaged."""
+        """Return blocks there now, and counts since it was opened: written, refused without space, damaged."""
         return {"present": self.block_count - len(self.missing(range(self.block_count))), **self._counts}
 
     # ---- writing -------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ class TreeCache:
         for is_again in (False, True):
             try:
                 write_at(files.data, raw, number * BLOCK_BYTES)
-                write_at(files.sums, BLOCK_SUMS.pack(*sums), number * BLOCK_SUMS.size)
+                write_at(files.sums, BLOCK_CHECKSUMS.pack(*sums), number * BLOCK_CHECKSUMS.size)
                 write_at(files.present, bytes([PRESENT]), HEADER_BYTES + number)
                 return True
             except OSError as error:
@@ -290,7 +292,7 @@ class TreeCache:
 
 
 class _Writing:
-    """Keeps the files open for the length of a block; gives whether there are any."""
+    """Keeps the files open for a `with` block, which receives whether there are any."""
 
     def __init__(self, cache: TreeCache) -> None:
         self._cache = cache
@@ -310,3 +312,61 @@ class _Writing:
             with self._cache._change:
                 self._cache._writers -= 1
                 self._cache._change.notify_all()
+
+
+class VerifiedGranules:
+    """`sums`: checksum of each granule, UNKNOWN if not seen yet. `suspects`: damaged blocks, not to be read.
+
+    Thread-safe: checksums of a block are set from the last to the first, and readers check the first.
+    """
+
+    def __init__(self, block_count: int) -> None:
+        # Anonymous memory: pages that are never accessed cost nothing.
+        size = max(1, block_count) * BLOCK_CHECKSUMS.size
+        self.sums = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)).cast("I")
+        self.suspects: set[int] = set()
+
+    def learn(self, files: TreeFiles, first: int, last: int) -> bool:
+        """Read the stored checksums of granules `first` to before `last`; return whether all exist."""
+        for number in range(first // BLOCK_GRANULES, (last - 1) // BLOCK_GRANULES + 1):
+            if self.sums[number * BLOCK_GRANULES] != UNKNOWN:
+                continue
+            if number in self.suspects:
+                return False
+            try:
+                if os.pread(files.present, 1, HEADER_BYTES + number) != _MARK:
+                    return False
+                stored = os.pread(files.sums, BLOCK_CHECKSUMS.size, number * BLOCK_CHECKSUMS.size)
+            except OSError:
+                return False
+            if len(stored) != BLOCK_CHECKSUMS.size or UNKNOWN in (sums := BLOCK_CHECKSUMS.unpack(stored)):
+                self.suspects.add(number)
+                return False
+            self.note(number, sums)
+        return True
+
+    def is_right(self, files: TreeFiles, granule: int, crc: int) -> bool:
+        """Return whether a granule with this CRC32C is right: the slow path, after a first mismatch."""
+        if self.sums[granule] == UNKNOWN and not self.learn(files, granule, granule + 1):
+            return False
+        if as_checksum(crc) == self.sums[granule]:
+            return True
+        self.suspect(granule, granule + 1)
+        return False
+
+    def suspect(self, first: int, last: int) -> None:
+        """Record that these granules do not hold what was written."""
+        for number in range(first // BLOCK_GRANULES, (last - 1) // BLOCK_GRANULES + 1):
+            self.suspects.add(number)
+            self.forget(number)
+
+    def note(self, number: int, sums: tuple[int, ...]) -> None:
+        """Record that a block is there, with these checksums."""
+        begin = number * BLOCK_GRANULES
+        for at in range(BLOCK_GRANULES - 1, -1, -1):
+            self.sums[begin + at] = sums[at]
+
+    def forget(self, number: int) -> None:
+        begin = number * BLOCK_GRANULES
+        for at in range(BLOCK_GRANULES):
+            self.sums[begin + at] = UNKNOWN

@@ -1,6 +1,6 @@
-"""How long readers waited: the union of their waits, not the sum, and whether somebody waits now.
+"""Stall time of readers: the union of their waits, not the sum, and whether a reader waits now.
 
-What a start loses by blocks that are not there yet is the time in which at least one of its readers stood still.
+The time that a start loses to missing blocks is the time in which at least one of its readers was blocked.
 For one event loop.
 """
 
@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Waits:
-    """Tells of each reader that waits; times are those of `time.monotonic`."""
+class StallTime:
+    """Waits of readers; times are those of `time.monotonic`."""
 
     def __init__(self) -> None:
         self.count = 0  # waits that have ended or begun
         self._waiting = 0
-        self._begin_s = 0.0  # of the time in which somebody waits without a pause
+        self._begin_s = 0.0  # of the current stall: at least one reader waits
         self._ended_s = float("-inf")
         self._blocked_s = 0.0
         self._is_over = asyncio.Event()
 
     @contextmanager
     def one(self, since_s: float | None = None) -> Iterator[None]:
-        """A reader waits, maybe since a moment ago, until the block ends."""
+        """Count a reader as waiting, from `since_s` or now until the `with` block ends."""
         now_s = time.monotonic()
         if not self._waiting:
             self._begin_s = max(self._ended_s, now_s if since_s is None else since_s)
@@ -43,11 +43,11 @@ class Waits:
 
     @property
     def blocked_s(self) -> float:
-        """So far."""
+        """Return the stall time so far, in seconds."""
         return self._blocked_s + (time.monotonic() - self._begin_s if self._waiting else 0.0)
 
     async def quiet(self, quiet_s: float) -> None:
-        """Waits until nobody has waited for so long."""
+        """Wait until no reader has waited for so long."""
         while True:
             if self._waiting:
                 await self._is_over.wait()

@@ -1,7 +1,7 @@
-"""Checkpoints: striped and plain, written in parallel, read once per node.
+"""Checkpoints: striped or plain, written in parallel, read once per node.
 
 From a training script: `bootseer.checkpoint.open`, `load_file`, `safe_open`, `load_pt`, `BootseerReader` and
-`BootseerWriter`. Each is imported when it is used first.
+`BootseerWriter`. Each is imported at its first use.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from bootseer.lazy import loader
 
 if TYPE_CHECKING:
     from bootseer.checkpoint.api import Checkpoint, open  # noqa: A004
-    from bootseer.checkpoint.dcp import BootseerReader, BootseerWriter
+    from bootseer.checkpoint.dcp.api import BootseerReader, BootseerWriter
     from bootseer.checkpoint.pt import load_pt
     from bootseer.checkpoint.safetensors import load_file, safe_open
 
 _HOMES = {
     "Checkpoint": "api",
     "open": "api",
-    "BootseerReader": "dcp",
-    "BootseerWriter": "dcp",
+    "BootseerReader": "bootseer.checkpoint.dcp.api",
+    "BootseerWriter": "bootseer.checkpoint.dcp.api",
     "load_pt": "pt",
     "load_file": "safetensors",
     "safe_open": "safetensors",

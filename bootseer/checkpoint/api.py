@@ -1,8 +1,8 @@
-"""`bootseer.checkpoint.open(url)`: a pinned version of a checkpoint, its files and its tensors by name.
+"""`bootseer.checkpoint.open(url)`: a pinned version of a checkpoint, with its files and its tensors by name.
 
-With no URL it is the checkpoint that the launcher loads (`--load-checkpoint`), from this node's arena where there
-is one. safetensors files and DCP folders have tensors by name; files of `torch.save` are loaded whole. torch is
-imported when the first tensor is asked for.
+Without a URL, it opens the checkpoint that the launcher loads (`--load-checkpoint`), from this node's arena if
+there is one. safetensors files and DCP directories have tensors by name. torch.save files are loaded whole. torch
+is imported at the first read of a tensor.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bootseer.checkpoint.memory import allocate, check_free
-from bootseer.checkpoint.opening import Opened, open_source
-from bootseer.checkpoint.source import Request, SourceFile
+from bootseer.checkpoint.io.memory import allocate, check_free
+from bootseer.checkpoint.io.source import Request, SourceFile
+from bootseer.checkpoint.opening import OpenedSource, open_source
 from bootseer.errors import CheckpointError, NotFound
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ Keys = Iterable[str] | Callable[[str], bool] | None
 
 
 class _Tensors(Protocol):
-    """Tensors by name, of one kind of files."""
+    """Tensors by name, from files of one format."""
 
     names: list[str]
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """All of them or none."""
+        """Read all of them or none."""
 
 
 class Checkpoint:
-    """One version, which never changes while this is open. Tensors live on after it is closed."""
+    """One version, which never changes while this is open. Tensors stay valid after it is closed."""
 
-    def __init__(self, opened: Opened, keys: Keys, weights_only: bool) -> None:
+    def __init__(self, opened: OpenedSource, keys: Keys, weights_only: bool) -> None:
         self._opened = opened
         self._keys = keys
         self._weights_only = weights_only
@@ -52,17 +52,17 @@ class Checkpoint:
 
     @property
     def version(self) -> str:
-        """Of a striped checkpoint; "" for files as they are."""
+        """The version of a striped checkpoint; "" for plain files."""
         return self._opened.source.version
 
     @property
     def digest(self) -> str:
-        """The same on all nodes that opened the same version."""
+        """The digest, equal on all nodes that opened the same version."""
         return self._opened.source.digest
 
     @property
     def files(self) -> Mapping[str, SourceFile]:
-        """Below what was opened, by path."""
+        """The files below the opened path, by relative path."""
         files, path = self._opened.source.files, self._opened.path
         if not path:
             return files
@@ -71,14 +71,14 @@ class Checkpoint:
         return {name[len(path) + 1 :]: file for name, file in files.items() if name.startswith(f"{path}/")}
 
     def keys(self) -> list[str]:
-        """Names of tensors, without those that the filter leaves out."""
+        """Return the names of tensors that pass the filter."""
         return list(self._index().names)
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors([name])[name]
 
     def tensors(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Several at once, which is faster than one by one. None: all of them."""
+        """Read several tensors at once, which is faster than one by one. None: all of them."""
         index = self._index()
         known = set(index.names)
         wanted = list(index.names if names is None else dict.fromkeys(names))
@@ -90,7 +90,7 @@ class Checkpoint:
         return {name: ready[name] if name in ready else read[name] for name in wanted}
 
     def wait(self, name: str) -> None:
-        """Returns when a tensor or a file is in this node's memory: asking for it is then no wait any more."""
+        """Wait until a tensor or a file is in this node's memory, so that reading it does not wait."""
         if name in self._waited:
             return
         if name in self.files:
@@ -99,12 +99,12 @@ class Checkpoint:
             self._waited.update(self.tensors([name]))
 
     def read_into(self, path: str, offset: int, buffer: Any) -> None:
-        """Fills a writable buffer with bytes of a file."""
+        """Fill a writable buffer with bytes of a file."""
         target = memoryview(buffer).cast("B")
         self._opened.source.read([Request(self._inside(path), offset, target)])
 
     def load(self, path: str) -> Any:
-        """A file: tensors by name of a safetensors file, the object of a file of torch.save, else its bytes."""
+        """Load a file: tensors by name (safetensors), the saved object (torch.save), otherwise its bytes."""
         inside = self._inside(path)
         if path.endswith(SAFETENSORS_SUFFIX):
             from bootseer.checkpoint.safetensors import TensorFiles, select
@@ -118,7 +118,7 @@ class Checkpoint:
         return bytes(self._waited.pop(path, None) or self._view(path))
 
     def stats(self) -> dict[str, int]:
-        """Counts: at least `requests` and `read_bytes`, from the store by this process."""
+        """Return counters: at least `requests` and `read_bytes`, this process's reads from the store."""
         return self._opened.source.statistics()
 
     def close(self) -> None:
@@ -160,14 +160,14 @@ class Checkpoint:
                 self._tensors = _DcpTensors(self._opened, self._keys, self._weights_only)
             else:
                 raise CheckpointError(
-                    f"{self.url}: has no safetensors files and no DCP metadata, so no tensors by name; load one: "
-                    f"{', '.join(sorted(names)[:3])}"
+                    f"{self.url}: has no tensors by name: it has neither safetensors files nor DCP metadata; load "
+                    f"single files: {', '.join(sorted(names)[:3])}"
                 )
         return self._tensors
 
 
 class _SafetensorsTensors:
-    def __init__(self, opened: Opened, keys: Keys) -> None:
+    def __init__(self, opened: OpenedSource, keys: Keys) -> None:
         from bootseer.checkpoint.safetensors import TensorFiles, select
 
         self._files = TensorFiles(opened.source, opened.path)
@@ -178,8 +178,8 @@ class _SafetensorsTensors:
 
 
 class _DcpTensors:
-    def __init__(self, opened: Opened, keys: Keys, weights_only: bool) -> None:
-        from bootseer.checkpoint.dcp_reader import BootseerReader
+    def __init__(self, opened: OpenedSource, keys: Keys, weights_only: bool) -> None:
+        from bootseer.checkpoint.dcp.reader import BootseerReader
         from bootseer.checkpoint.safetensors import select
 
         self._reader = BootseerReader.of(opened, weights_only=weights_only)
@@ -197,15 +197,15 @@ def open(  # noqa: A001  `bootseer.checkpoint.open`
     verify: str | None = None,
     weights_only: bool = True,
 ) -> Checkpoint:
-    """Opens a checkpoint.
+    """Open a checkpoint.
 
     Args:
-        url: a path or URL; of a folder, the newest complete version in it. None: what the launcher loads.
-        keys: names, or a function that says for a name whether it is wanted. Other tensors are not read.
-        version: of a striped checkpoint, instead of the newest complete one.
-        verify: "units" (each unit that is read whole), "sampled", "full" (every byte) or "none"; by default what
-            suits the store.
-        weights_only: False lets files of torch.save and DCP run code.
+        url: a path or URL; for a directory, its newest complete version. None: what the launcher loads.
+        keys: names, or a function that returns for a name whether to include it. Other tensors are not read.
+        version: a version of a striped checkpoint, instead of the newest complete one.
+        verify: "units" (each unit that is read whole), "sampled", "full" (every byte) or "none"; the default
+            depends on the store.
+        weights_only: False lets torch.save and DCP files run code.
     Raises: NotFound; CheckpointError; IntegrityError.
     """
     return Checkpoint(open_source(url, verify=verify, version=version), keys, weights_only)

@@ -1,8 +1,8 @@
-"""The fsspec protocol `stripe`: striped checkpoints, and plain files, for pandas, torch, datasets and the like.
+"""The fsspec protocol `stripe`: striped checkpoints, and plain files, for pandas, torch, datasets and others.
 
 `stripe::hdfs://nn/ckpt/model.pt` (chained), `stripe:///data/ckpt/model.pt` and `stripe://hdfs://nn/ckpt/model.pt`
-name a file in the newest complete version of the checkpoint `.../ckpt`. Ranges are read at once, sequential files
-are read ahead; what is written becomes a new version. Instances may be shared by threads and forked children.
+name a file in the newest complete version of the checkpoint `.../ckpt`. Ranges are read in parallel, sequential
+files are read ahead, and written files become a new version. Threads and forked children may share instances.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fsspec.implementations.chained import ChainedFileSystem
 
 from bootseer.checkpoint.fs_file import CheckpointFile
 from bootseer.checkpoint.fs_write import VersionFile, write_files
-from bootseer.checkpoint.inputs import FileInput, MemoryInput
+from bootseer.checkpoint.io.inputs import FileInput, MemoryInput
+from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
-from bootseer.checkpoint.source import Request, Source
 from bootseer.errors import ConfigError, NotFound, PermissionDenied, StorageTimeout
 
 PROTOCOL = "stripe"
-FRESH_S = 10.0  # so long a version that was found counts as the newest
-MOST_OPEN = 32  # sources kept
+FRESH_S = 10.0  # how long a found version counts as the newest
+MAX_OPEN = 32  # sources kept
 WHOLE_URL = ("http", "https")  # protocols whose paths, in fsspec, are URLs
 
 
-class _Found:
-    """A source that serves everything below `root`; it is closed when it is dropped and nobody uses it."""
+class _OpenedRoot:
+    """A source that serves everything below `root`; closed when it is dropped and has no users."""
 
     def __init__(self, root: str, source: Source, since_s: float) -> None:
         self.root = root
@@ -43,9 +43,9 @@ class _Found:
 class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is not typed
     """Args:
     target_protocol, target_options: of the chain; of the options only host and port are used.
-    version: of a striped checkpoint, instead of the newest complete one.
+    version: a version of a striped checkpoint, instead of the newest complete one.
     verify: "units", "sampled", "full" or "none" instead of the store's default.
-    stripes: of files that are written, instead of the store's default.
+    stripes: of written files, instead of the store's default.
     """
 
     protocol = PROTOCOL
@@ -71,12 +71,12 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
         foreign = sorted(set(self._options) - {"host", "port", "target_protocol", "fo", "auto_mkdir"})
         if foreign:
             raise ConfigError(
-                f"stripe:: does not pass on {', '.join(foreign)} to {target_protocol}: put them where its own "
+                f"stripe:: does not pass {', '.join(foreign)} to {target_protocol}; set them where its own "
                 "configuration is read from (environment, configuration files)"
             )
         self._lock = threading.Lock()
         self._pid_of_lock = os.getpid()
-        self._found: list[_Found] = []  # the oldest first
+        self._found: list[_OpenedRoot] = []  # the oldest first
 
     # ---- paths ----------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
         return path.rstrip("/") if len(path.strip("/")) else path
 
     def url_of(self, path: str) -> str:
-        """The URL that a path of this instance means."""
+        """Return the URL that a path of this instance means."""
         path = self._strip_protocol(path)
         protocol = self._target
         if protocol is None or "://" in path or protocol in WHOLE_URL:
@@ -156,14 +156,14 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """All ranges at once. Neighbours of one file with at most `max_gap` bytes between are read together."""
+        """Read all ranges at once. Neighbours in a file, at most `max_gap` bytes apart, are read together."""
         del kwargs
         if not isinstance(paths, list):
-            raise TypeError("paths has to be a list")
+            raise TypeError("paths must be a list")
         firsts = list(starts) if isinstance(starts, Sequence) else [starts] * len(paths)
         lasts = list(ends) if isinstance(ends, Sequence) else [ends] * len(paths)
         if len(firsts) != len(paths) or len(lasts) != len(paths):
-            raise ValueError("starts and ends have to be as many as paths")
+            raise ValueError("starts and ends must have as many items as paths")
         results: list[Any] = [None] * len(paths)
         wanted: dict[int, tuple[Source, list[_Range]]] = {}
         with ExitStack() as using:
@@ -199,7 +199,7 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
             if len(ranges) == 1:
                 results[ranges[0].number] = error
                 return
-            for each in ranges:  # which of them it was
+            for each in ranges:  # find the one that failed
                 self._cat_some(source, [each], 0, on_error, results)
             return
         for group, area in zip(groups, areas, strict=True):
@@ -214,45 +214,45 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
             source, inner = using.enter_context(self._use(path, is_file=True))
             return CheckpointFile(source, inner, using.close)
         if mode in ("wb", "xb"):
-            folder, name = self._split(path)
-            return VersionFile(folder, name, self._stripes)
+            directory, name = self._split(path)
+            return VersionFile(directory, name, self._stripes)
         raise NotImplementedError(f"mode {mode}: a version is written once, from start to end")
 
     # ---- writing --------------------------------------------------------------------------------------------
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        del mode, kwargs  # nothing is ever overwritten: it is a new version
+        del mode, kwargs  # nothing is ever overwritten: each write makes a new version
         self.pipe({path: value})
 
     def pipe(self, path: str | Mapping[str, bytes], value: bytes | None = None, **kwargs: Any) -> None:
-        """Files of one folder become one version together."""
+        """Write files; those of one directory become one version together."""
         del kwargs
         values = path if isinstance(path, Mapping) else {path: value or b""}
-        folders: dict[str, list[tuple[str, Any]]] = {}
+        directories: dict[str, list[tuple[str, Any]]] = {}
         for each, data in values.items():
-            folder, name = self._split(each)
-            folders.setdefault(folder, []).append((name, MemoryInput([data])))
-        for folder, sources in folders.items():
-            write_files(folder, sources, self._stripes)
+            directory, name = self._split(each)
+            directories.setdefault(directory, []).append((name, MemoryInput([data])))
+        for directory, sources in directories.items():
+            write_files(directory, sources, self._stripes)
         self.invalidate_cache()
 
     def put_file(
         self, lpath: str, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any
     ) -> None:
         del callback, mode, kwargs
-        folder, name = self._split(rpath)
-        write_files(folder, [(name, FileInput(os.fspath(lpath)))], self._stripes)
+        directory, name = self._split(rpath)
+        write_files(directory, [(name, FileInput(os.fspath(lpath)))], self._stripes)
         self.invalidate_cache()
 
     def put(self, lpath: Any, rpath: Any, recursive: bool = False, **kwargs: Any) -> None:
-        """A local folder becomes one version of the checkpoint `rpath`; a file, as `put_file` has it."""
+        """Write a local directory as one version of the checkpoint `rpath`; a file like `put_file`."""
         if isinstance(lpath, str | os.PathLike) and os.path.isdir(lpath):
             if not recursive:
-                raise IsADirectoryError(f"{lpath}: put(..., recursive=True) takes folders")
+                raise IsADirectoryError(f"{lpath}: is a directory; use put(..., recursive=True)")
             top = os.fspath(lpath)
             sources = [
-                (os.path.relpath(os.path.join(folder, name), top), FileInput(os.path.join(folder, name)))
-                for folder, _, names in os.walk(top)
+                (os.path.relpath(os.path.join(directory, name), top), FileInput(os.path.join(directory, name)))
+                for directory, _, names in os.walk(top)
                 for name in names
             ]
             write_files(self.url_of(rpath), sources, self._stripes)
@@ -264,48 +264,48 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
         super().put(lpath, rpath, recursive=recursive, **kwargs)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Folders come with the files in them."""
+        """Do nothing: directories are created with their files."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Folders come with the files in them."""
+        """Do nothing: directories are created with their files."""
 
     # ---- sources --------------------------------------------------------------------------------------------
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """What is looked up next is looked up in the store. Open files go on with their version."""
+        """Query the store at the next lookup. Open files keep their version."""
         del path
-        with self._guard():
+        with self._supervisor():
             dropped = list(self._found)
             self._found.clear()
         for found in dropped:
             self._drop(found)
 
     def close(self) -> None:
-        """Ends connections, but for those of open files."""
+        """Close connections, except those of open files."""
         self.invalidate_cache()
 
     @contextmanager
     def _use(self, path: str, is_file: bool = False) -> Iterator[tuple[Source, str]]:
-        """The source that serves a path, and the path in it; it stays open meanwhile."""
+        """Yield the source that serves a path, and the path in it; it stays open meanwhile."""
         name = self._strip_protocol(path)
         with _as_os_errors():
             found, inner = self._find(self.url_of(name))
             try:
                 if is_file and inner not in found.source.files:
-                    raise IsADirectoryError(f"{name}: is a folder")
+                    raise IsADirectoryError(f"{name}: is a directory")
                 yield found.source, inner
             finally:
-                with self._guard():
+                with self._supervisor():
                     found.users -= 1
                     is_last = found.is_dropped and not found.users
                 if is_last:
                     found.source.close()
 
-    def _find(self, url: str) -> tuple[_Found, str]:
-        """Counts the caller as a user."""
+    def _find(self, url: str) -> tuple[_OpenedRoot, str]:
+        """Find or open the source, and count the caller as a user."""
         now_s = time.monotonic()
-        stale: list[_Found] = []
-        with self._guard():
+        stale: list[_OpenedRoot] = []
+        with self._supervisor():
             for found in self._found:
                 inner = _below(found.root, url)
                 if inner is not None and now_s - found.since_s < FRESH_S and _has(found.source, inner):
@@ -313,39 +313,39 @@ class StripeFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec is no
                     return found, inner
         opened = open_source(url, verify=self._verify, version=self._version)
         root = url[: -len(opened.path)].rstrip("/") if opened.path and url.endswith(opened.path) else url
-        made = _Found(root, opened.source, now_s)
+        made = _OpenedRoot(root, opened.source, now_s)
         made.users = 1
-        with self._guard():
+        with self._supervisor():
             stale = [each for each in self._found if each.root == root]
             self._found = [each for each in self._found if each.root != root] + [made]
-            while len(self._found) > MOST_OPEN:
+            while len(self._found) > MAX_OPEN:
                 stale.append(self._found.pop(0))
         for each in stale:
             self._drop(each)
         return made, opened.path
 
-    def _drop(self, found: _Found) -> None:
-        with self._guard():
+    def _drop(self, found: _OpenedRoot) -> None:
+        with self._supervisor():
             is_last = not found.users and not found.is_dropped
             found.is_dropped = True
         if is_last:
             found.source.close()
 
     def _split(self, path: str) -> tuple[str, str]:
-        """URL of the checkpoint's folder, and the file's name in it."""
-        folder, slash, name = self.url_of(path).rpartition("/")
-        if not slash or not folder or not name:
-            raise ConfigError(f"{path}: name a file in a folder, which becomes the checkpoint")
-        return folder, name
+        """Return the URL of the checkpoint's directory, and the file's name in it."""
+        directory, slash, name = self.url_of(path).rpartition("/")
+        if not slash or not directory or not name:
+            raise ConfigError(f"{path}: not a file in a directory; name one: the directory becomes the checkpoint")
+        return directory, name
 
-    def _guard(self) -> threading.Lock:
-        if self._pid_of_lock != os.getpid():  # a fork may have come while another thread held it
+    def _supervisor(self) -> threading.Lock:
+        if self._pid_of_lock != os.getpid():  # a fork may have happened while another thread held it
             self._lock, self._pid_of_lock = threading.Lock(), os.getpid()
         return self._lock
 
 
 class _Range(NamedTuple):
-    number: int  # in the answer
+    number: int  # in the result
     path: str
     start: int
     end: int
@@ -365,7 +365,7 @@ def _merge(ranges: Iterable[_Range], max_gap: int) -> list[list[_Range]]:
 
 
 def _clip(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """As slices have it."""
+    """Clip a range like a slice."""
     first, last, _ = slice(start, end).indices(size)
     return first, max(first, last)
 
@@ -384,7 +384,7 @@ def _has(source: Source, inner: str) -> bool:
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """Turns errors into those that fsspec's callers look for; what is wrong with the data stays ours."""
+    """Translate errors to those that fsspec's callers expect; data errors stay Bootseer's."""
     try:
         yield
     except NotFound as error:

@@ -1,8 +1,8 @@
-"""A file of a checkpoint as Python reads files: sequential reads are served from memory that is filled ahead.
+"""A file of a checkpoint with Python's file interface: sequential reads are served from a read-ahead cache.
 
-In: an open Source and a path. A few small reads fetch small blocks; once they go on in order, several windows are
-kept in flight, so that even one reader that knows nothing of it keeps all servers busy. Very large reads go
-straight into the caller's memory.
+In: an open Source and a path. A few small reads fetch small blocks. Once reads continue in order, several windows
+are kept in flight, so that even one unaware reader keeps all servers busy. Very large reads go straight into the
+caller's memory.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from bootseer.checkpoint.memory import allocate
-from bootseer.checkpoint.source import Request, Source
+from bootseer.checkpoint.io.memory import allocate
+from bootseer.checkpoint.io.source import Request, Source
 
-BLOCK_BYTES = 256 << 10  # fetched for a read that follows no other
-BLOCKS = 16  # kept: the head of a file, its end, and what lies between
+BLOCK_BYTES = 256 << 10  # fetched for a read out of order
+BLOCKS = 16  # kept: the head of a file, its end, and some in between
 WINDOW_BYTES = 16 << 20  # fetched ahead
 WINDOWS = 8  # in flight or in memory
 STREAK_BYTES = 1 << 20  # read in order so far: from here on windows are fetched ahead
 SKIP_BYTES = 256 << 10  # a step forward of so much still counts as in order
-DIRECT_BYTES = WINDOW_BYTES * WINDOWS // 2  # one read of more goes past all this
+DIRECT_BYTES = WINDOW_BYTES * WINDOWS // 2  # one larger read bypasses windows and blocks
 
 
 class CheckpointFile(io.RawIOBase):
@@ -39,7 +39,7 @@ class CheckpointFile(io.RawIOBase):
         self._path = path
         self._on_close = on_close
         self._at = 0
-        self._expected = 0  # where a read in order begins
+        self._expected = 0  # where the next read in order begins
         self._streak = 0  # bytes
         self._ahead = _Ahead(source, path, self.size)
 
@@ -84,7 +84,7 @@ class CheckpointFile(io.RawIOBase):
         return count
 
     def readinto_at(self, offset: int, buffer: Any) -> int:
-        """Fills a buffer from a place, whatever the position is; how many bytes there were."""
+        """Fill a buffer from an offset, independent of the position; return the number of bytes."""
         self._check_open()
         target = memoryview(buffer).cast("B")
         count = max(0, min(len(target), self.size - offset))
@@ -97,7 +97,7 @@ class CheckpointFile(io.RawIOBase):
             self._ahead.close()
             self._on_close()
 
-    # ---- which way ------------------------------------------------------------------------------------------
+    # ---- read paths -----------------------------------------------------------------------------------------
 
     def _fill(self, offset: int, target: memoryview) -> None:
         is_next = self._expected <= offset <= self._expected + SKIP_BYTES
@@ -119,7 +119,7 @@ class CheckpointFile(io.RawIOBase):
 
 
 class _Ahead:
-    """The memory of one file: small blocks, and windows that are filled by threads."""
+    """The cache of one file: small blocks, and windows that threads fill."""
 
     def __init__(self, source: Source, path: str, size: int) -> None:
         self._source = source
@@ -133,7 +133,7 @@ class _Ahead:
         self._pool: ThreadPoolExecutor | None = None
 
     def read(self, offset: int, target: memoryview) -> None:
-        """From windows; those that follow are on their way afterwards."""
+        """Read from windows; later ones are in flight afterwards."""
         done = 0
         while done < len(target):
             index, within = divmod(offset + done, WINDOW_BYTES)
@@ -146,7 +146,7 @@ class _Ahead:
             done += count
 
     def try_read(self, offset: int, target: memoryview) -> bool:
-        """Only if all is there or on its way."""
+        """Read only if all windows are present or in flight; return whether they were."""
         last = (offset + len(target) - 1) // WINDOW_BYTES
         if any(index not in self._windows for index in range(offset // WINDOW_BYTES, last + 1)):
             return False
@@ -181,8 +181,8 @@ class _Ahead:
         self._spare.clear()
 
     def _want(self, index: int, first: int) -> Future[memoryview]:
-        """A window, there or on its way. One that is not among those from `first` on makes room."""
-        if self._pid != os.getpid():  # a forked child: threads and what they were to bring are the parent's
+        """Return a window, present or in flight. Windows outside those from `first` on are evicted."""
+        if self._pid != os.getpid():  # a forked child: threads and their results are the parent's
             self._windows.clear()
             self._spare.clear()
             self._pool, self._pid = None, os.getpid()

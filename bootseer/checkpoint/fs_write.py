@@ -1,7 +1,7 @@
-"""Writing through the fsspec protocol: files become a new striped version of the folder that they are in.
+"""Writing through the fsspec protocol: files become a new striped version of their directory.
 
-Nothing of a version is visible before all its files are written and its manifest is there; a file object that is
-left by an error leaves no version behind.
+No part of a version is visible before all its files and its manifest are written. A file object that is left by an
+error creates no version.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from bootseer import aio
-from bootseer.checkpoint.inputs import Input, Stream
-from bootseer.checkpoint.writer import default_geometry, write_version
+from bootseer.checkpoint.io.inputs import Input, Stream
+from bootseer.checkpoint.writing.writer import default_geometry, write_version
 from bootseer.errors import CheckpointError
 from bootseer.storage import open_store
 
 CHUNK_BYTES = 4 << 20
 CHUNKS = 4  # between the writer and the store
-LOOK_S = 0.2  # between looks whether the other side still lives
+POLL_S = 0.2  # between checks whether the other side still runs
 
 
-def write_files(folder: str, sources: Sequence[tuple[str, Input | Stream]], stripes: int | None = None) -> None:
-    """All files as one new version of the checkpoint `folder`."""
+def write_files(directory: str, sources: Sequence[tuple[str, Input | Stream]], stripes: int | None = None) -> None:
+    """Write all files as one new version of the checkpoint `directory`."""
 
     async def write() -> None:
-        store = open_store(folder)
+        store = open_store(directory)
         try:
             await write_version(store, "", sources, geometry=default_geometry(store, stripes=stripes))
         finally:
@@ -37,7 +37,7 @@ def write_files(folder: str, sources: Sequence[tuple[str, Input | Stream]], stri
 
 
 class VersionFile(io.RawIOBase):
-    """One file being written; it is a version of its own when it is closed."""
+    """One file being written; closing it creates a version."""
 
     def __init__(self, folder: str, name: str, stripes: int | None = None) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class VersionFile(io.RawIOBase):
         self._at = 0
         self._waiting = bytearray()
         self._feed = _Feed(self._where)
-        # The thread does not hold this object: one that is dropped without a close is discarded.
+        # The thread does not refer to this object: without a close, it is discarded when it is dropped.
         self._thread = threading.Thread(
             target=_write, args=(self._feed, folder, name, stripes), name="checkpoint-write", daemon=True
         )
@@ -78,7 +78,7 @@ class VersionFile(io.RawIOBase):
         return done
 
     def close(self) -> None:
-        """Raises what writing ended with; there is no version then."""
+        """Finish the version. Raises the error of the write, if any; there is no version then."""
         if self.closed:
             return
         try:
@@ -92,7 +92,7 @@ class VersionFile(io.RawIOBase):
             raise self._feed.failure
 
     def discard(self) -> None:
-        """Ends without a version."""
+        """End without a version."""
         if not self.closed:
             self._feed.is_abandoned = True
             self._thread.join()
@@ -105,12 +105,12 @@ class VersionFile(io.RawIOBase):
             self.discard()
 
     def __del__(self) -> None:
-        if not self.closed:  # never closed: what is there may be a part only
+        if not self.closed:  # never closed: the data may be incomplete
             self.discard()
 
 
 class _Feed:
-    """What a file and the thread that writes it share."""
+    """The state that a file and the thread that writes it share."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -119,10 +119,10 @@ class _Feed:
         self.is_abandoned = False
 
     def put(self, chunk: bytes | None) -> None:
-        """None is the end. Raises what writing ended with."""
+        """Pass on a chunk; None is the end. Raises the error of the write, if any."""
         while self.failure is None:
             try:
-                self._chunks.put(chunk, timeout=LOOK_S)
+                self._chunks.put(chunk, timeout=POLL_S)
                 return
             except queue.Full:
                 continue
@@ -130,21 +130,21 @@ class _Feed:
             raise self.failure
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Until the end. Raises CheckpointError when the file was given up."""
+        """Yield chunks until the end. Raises CheckpointError if the file was abandoned."""
         while True:
             try:
-                chunk = await aio.run_io(self._chunks.get, True, LOOK_S)
+                chunk = await aio.run_io(self._chunks.get, True, POLL_S)
             except queue.Empty:
                 if self.is_abandoned or not threading.main_thread().is_alive():
-                    raise CheckpointError(f"{self._where}: was given up before it was closed") from None
+                    raise CheckpointError(f"{self._where}: was abandoned before it was closed") from None
                 continue
             if chunk is None:
                 return
             yield chunk
 
 
-def _write(feed: _Feed, folder: str, name: str, stripes: int | None) -> None:
+def _write(feed: _Feed, directory: str, name: str, stripes: int | None) -> None:
     try:
-        write_files(folder, [(name, Stream(feed.chunks()))], stripes)
+        write_files(directory, [(name, Stream(feed.chunks()))], stripes)
     except BaseException as error:  # raised again by `put` or `close`
         feed.failure = error

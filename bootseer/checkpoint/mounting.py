@@ -1,8 +1,8 @@
-"""A checkpoint as a folder: `mount_checkpoint` shows a version, and makes versions of what savers write there.
+"""A checkpoint as a directory: `mount_checkpoint` shows a version, and makes versions of files that savers write.
 
-In: the URL of a checkpoint and an empty folder. Joins a Source and the striped writer with bootseer.mounts, which
-knows neither. In the background a process of its own serves the mount (`python -m bootseer.checkpoint.mounting`):
-clients of stores do not outlive a fork. docs/mount.md is for users.
+In: the URL of a checkpoint and an empty directory. This module joins a Source and the striped writer with
+bootseer.mounts, which knows neither. In the background a process of its own serves the mount (`python -m
+bootseer.checkpoint.mounting`): clients of stores do not survive a fork. docs/guide/mount.md is for users.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from bootseer import aio
-from bootseer.checkpoint.inputs import FileInput, Input
-from bootseer.checkpoint.manifest import is_version
+from bootseer.checkpoint.format.manifest import is_version
+from bootseer.checkpoint.io.inputs import FileInput, Input
+from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
-from bootseer.checkpoint.source import Request, Source
-from bootseer.checkpoint.writer import default_geometry, write_version
+from bootseer.checkpoint.writing.writer import default_geometry, write_version
 from bootseer.errors import (
     BootseerError,
     CheckpointError,
@@ -31,23 +31,23 @@ from bootseer.errors import (
     NotFound,
     StorageError,
 )
+from bootseer.linux.memory_limits import read_memory
 from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
-from bootseer.mounts.fuse import check_folder, check_system
-from bootseer.mounts.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
+from bootseer.mounts.fuse.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
+from bootseer.mounts.fuse.server import check_directory, check_system
 from bootseer.own_module import command_of
 from bootseer.storage import open_store, redact
-from bootseer.storage.memory_limits import read_memory
 from bootseer.storage.paths import scheme_of
 
-MEMORY_SHARE = 8  # of the free memory, at most one part in so many for the window, and for what is written
-LEAST_WINDOW_BYTES = 32 << 20
+MEMORY_SHARE = 8  # at most one part in so many of the free memory, each for the window and for writes
+MIN_WINDOW_BYTES = 32 << 20
 READ_AGAIN_S = 3600.0  # the source's own deadlines come first
 READY_S = 120.0  # a store may be slow to answer
 
 
 def mount_checkpoint(
     url: str,
-    folder: str,
+    directory: str,
     *,
     writable: bool = False,
     foreground: bool = True,
@@ -56,7 +56,7 @@ def mount_checkpoint(
     window_bytes: int | None = None,
     allow_other: bool = False,
     spool_bytes: int | None = None,
-    spool_folder: str = "",
+    spool_directory: str = "",
     settle_s: float | None = SETTLE_S,
     keep: int | None = None,
     unit_bytes: int | None = None,
@@ -64,44 +64,44 @@ def mount_checkpoint(
     log_path: str = "",
     on_ready: Callable[[], None] = lambda: None,
 ) -> str:
-    """Mounts the newest complete version of `url` at `folder`.
+    """Mount the newest complete version of `url` at `directory`.
 
-    In the foreground it serves the mount, and returns when that has ended; else when programs can use it.
+    In the foreground, serve the mount and return when it has ended; otherwise return when programs can use it.
 
     Args:
-        writable: files that are written become new versions.
-        version: another one than the newest.
+        writable: written files become new versions.
+        version: a version instead of the newest.
         verify: as for `bootseer.checkpoint.open`.
-        window_bytes: memory for reading; by default 256 MiB, less where memory is short.
-        spool_bytes, spool_folder: memory for writing, and the folder that takes what is more (TMPDIR).
-        settle_s: a folder in which nothing has changed for so long is complete; None: only explicit commits.
-        keep: so many newest versions are kept when one is made; None for all.
-        unit_bytes, stripes: how versions that are made are cut.
+        window_bytes: memory for reads; by default 256 MiB, less if memory is short.
+        spool_bytes, spool_directory: memory for writes, and the directory that takes the excess (TMPDIR).
+        settle_s: a directory without changes for so long is complete; None: only explicit commits.
+        keep: how many of the newest versions are kept when one is made; None: all.
+        unit_bytes, stripes: how new versions are split.
         log_path: of the background process; by default a new file in TMPDIR.
         on_ready: called in the foreground when programs can use the mount.
-    Returns: the path of the log of the background process, "" in the foreground.
+    Returns: the path of the background process's log, "" in the foreground.
     Raises: ConfigError, NotFound, CheckpointError, StorageError, IntegrityError.
     """
     if url and not scheme_of(url):
         url = os.path.abspath(url)  # libfuse leaves the working directory
     settings = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
     check_system()
-    check_folder(folder)
+    check_directory(directory)
     _check(writable, version, keep, settle_s)
     if not foreground:
-        return _start({**settings, "folder": os.path.abspath(folder)}, log_path)
+        return _start({**settings, "directory": os.path.abspath(directory)}, log_path)
     options = Options(
         name=f"bootseer:{redact(url)}",
         window_bytes=window_bytes or default_window_bytes(),
         allow_other=allow_other,
         spool_bytes=min(SPOOL_BYTES, _share_bytes()) if spool_bytes is None else spool_bytes,
-        spool_folder=spool_folder,
+        spool_directory=spool_directory,
         settle_s=settle_s,
     )
     files = _open(url, version, verify, is_base=writable)
     saver = VersionSaver(url, verify, keep, unit_bytes, stripes) if writable else None
     try:
-        mount(files, folder, read_only=not writable, saver=saver, options=options, on_ready=on_ready)
+        mount(files, directory, read_only=not writable, saver=saver, options=options, on_ready=on_ready)
     finally:
         files.close()
         if saver is not None:
@@ -113,8 +113,8 @@ _NOT_SETTINGS = ("foreground", "log_path", "on_ready")
 
 
 def default_window_bytes() -> int:
-    """Memory for reading: less where memory is short."""
-    return max(LEAST_WINDOW_BYTES, min(WINDOW_BYTES, _share_bytes()))
+    """Return the memory for reads: less if memory is short."""
+    return max(MIN_WINDOW_BYTES, min(WINDOW_BYTES, _share_bytes()))
 
 
 def _share_bytes() -> int:
@@ -122,10 +122,10 @@ def _share_bytes() -> int:
 
 
 class SourceFiles:
-    """The files of a Source as `MountedFiles`; without a source there are none yet.
+    """The files of a Source as `MountedFiles`; without a source there are no files yet.
 
-    `path`: a folder or file of the source: only what is in it, or only that, is shown. `on_damage`: is told why
-    bytes cannot be given, for good.
+    `path`: a directory or file of the source: only that is shown. `on_damage`: called with the error if bytes
+    cannot be read, for good.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class SourceFiles:
 
 
 class FilesInput:
-    """A file of an earlier version, to be written again; only bytes that were checked are."""
+    """A file of an earlier version, to be written again; it returns only verified bytes."""
 
     def __init__(self, files: MountedFiles, path: str) -> None:
         self._files, self._path = files, path
@@ -173,7 +173,7 @@ class FilesInput:
 
     async def read_into(self, offset: int, target: memoryview) -> None:
         # Not in the pool: the source's own calls need its threads.
-        await aio.run_apart(self._read, offset, target, timeout_s=READ_AGAIN_S)
+        await aio.run_abandonable(self._read, offset, target, timeout_s=READ_AGAIN_S)
 
     def _read(self, offset: int, target: memoryview) -> None:
         unit = self._checked_bytes or 1
@@ -188,7 +188,7 @@ class FilesInput:
 
 
 class VersionSaver:
-    """Makes striped versions; for `bootseer.mounts`."""
+    """Creates striped versions for `bootseer.mounts`."""
 
     def __init__(
         self, url: str, verify: str | None, keep: int | None, unit_bytes: int | None, stripes: int | None
@@ -228,17 +228,15 @@ class VersionSaver:
 
 def _check(writable: bool, version: str | None, keep: int | None, settle_s: float | None) -> None:
     if writable and version is not None:
-        raise ConfigError("a mount that is written to begins with the newest version: name no other one")
+        raise ConfigError("a writable mount begins with the newest version; do not name another one")
     if keep is not None and (not writable or keep < 1):
-        raise ConfigError(
-            f"keep={keep}: so many versions are kept when one is made: at least 1, on a writable mount"
-        )
+        raise ConfigError(f"keep={keep}: must be at least 1, and needs a writable mount")
     if settle_s is not None and settle_s < 0:
-        raise ConfigError(f"settle_s={settle_s}: no negative time")
+        raise ConfigError(f"settle_s={settle_s}: must not be negative")
 
 
 def _open(url: str, version: str | None, verify: str | None, *, is_base: bool = False) -> SourceFiles:
-    """The files of a version; none yet where versions are to be made and there is none."""
+    """Open the files of a version; if versions are to be made and none exists, return no files."""
     try:
         opened = open_source(url, verify=verify, version=version)
     except (NotFound, CheckpointError):
@@ -247,7 +245,7 @@ def _open(url: str, version: str | None, verify: str | None, *, is_base: bool = 
         return SourceFiles(None)
     if is_base and opened.path:
         opened.close()
-        raise ConfigError(f"{redact(url)}: lies in a checkpoint; mount that one to write to it")
+        raise ConfigError(f"{redact(url)}: is inside a checkpoint; mount the checkpoint to write to it")
     return SourceFiles(opened.source, opened.path)
 
 
@@ -255,15 +253,16 @@ def _open(url: str, version: str | None, verify: str | None, *, is_base: bool = 
 
 
 def _start(settings: Mapping[str, Any], log_path: str) -> str:
-    """Starts the process that serves the mount, and waits until it does or says why not."""
+    """Start the process that serves the mount, and wait until it does or reports an error."""
     if log_path:
         log_path = os.path.abspath(log_path)
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     else:
         log, log_path = tempfile.mkstemp(prefix="bootseer-mount-", suffix=".log")
-    ready, theirs = os.pipe()
+    ready = theirs = -1
     try:
-        # Settings by stdin: a URL may hold a password, and everybody sees command lines.
+        ready, theirs = os.pipe()
+        # Settings by stdin: a URL may hold a password, and every user sees command lines.
         subprocess.run(
             command_of("bootseer.checkpoint.mounting", str(theirs)),
             input=json.dumps(settings).encode(),
@@ -282,7 +281,7 @@ def _start(settings: Mapping[str, Any], log_path: str) -> str:
                 break
             said += data
     finally:
-        for fd in (log, ready, theirs):  # a mount that comes up now ends, because it can tell nobody
+        for fd in (log, ready, theirs):  # a mount that starts later cannot report it, and ends
             if fd >= 0:
                 os.close(fd)
     if said != b"ready\n":
@@ -293,7 +292,7 @@ def _start(settings: Mapping[str, Any], log_path: str) -> str:
 
 
 def _serve(ready: int) -> NoReturn:
-    """The background process: its starter is told how it went and waits for no more than that."""
+    """Serve in the background process; report the outcome to the starter, which waits only for that."""
     settings = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if os.fork():
@@ -315,7 +314,9 @@ def _serve(ready: int) -> NoReturn:
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         print(
-            "bootseer mount: ended by a second signal; what was not a version is lost", file=sys.stderr, flush=True
+            "bootseer mount: ended by a second signal; files that are not in a version are lost",
+            file=sys.stderr,
+            flush=True,
         )
         sys.exit(130)
     sys.exit(0)

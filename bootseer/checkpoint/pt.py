@@ -1,7 +1,7 @@
-"""Files that `torch.save` wrote, from any store: read by many ranges at once, tensors are views of what was read.
+"""Files of `torch.save` from any store: read in many ranges at once, with tensors as views of the read memory.
 
-`torch.load` alone reads one storage after another and copies each. Its unpickler is used here as well, so what it
-admits (`weights_only`) and what comes out are the same.
+`torch.load` alone reads one storage after another and copies each. This module uses its unpickler as well, so
+`weights_only` and the results are the same.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from bootseer.checkpoint.memory import MemoryFile, allocate, check_free
+from bootseer.checkpoint.format.saved_tensor import content_start
+from bootseer.checkpoint.io.memory import MemoryFile, allocate, check_free
+from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
-from bootseer.checkpoint.saved_tensor import content_start
-from bootseer.checkpoint.source import Request, Source
-from bootseer.errors import CheckpointError, IntegrityError, NotFound
+from bootseer.errors import CheckpointError, IntegrityError, NotFound, first_line
 
 ALIGNMENT_BYTES = 16  # of storages; torch.save gives them 64
 
@@ -31,7 +31,7 @@ def load_pt(
     weights_only: bool = True,
     verify: str | None = None,
 ) -> Any:
-    """What `torch.save` has put into a file.
+    """Load a file of `torch.save`.
 
     Args:
         weights_only: False lets the file run code; as in torch.load.
@@ -50,7 +50,7 @@ def load_pt(
 
 
 def load_from(source: Source, path: str, *, map_location: Any = "cpu", weights_only: bool = True) -> Any:
-    """The same from one file of an open source."""
+    """Load one file of an open source, like `load_pt`."""
     where = source.url if source.url.endswith(path) else f"{source.url}: {path}"
     size = source.files[path].size
     view = source.map(path, 0, size)
@@ -67,16 +67,16 @@ def load_from(source: Source, path: str, *, map_location: Any = "cpu", weights_o
             )
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{where}: is more than plain data, or no file of torch.save ({_first_line(error)}); if you trust "
-            "whoever wrote it, load it with weights_only=False"
+            f"{where}: is more than plain data, or not a torch.save file ({first_line(error)}); if you trust "
+            "the writer, load it with weights_only=False"
         ) from error
-    except Exception as error:  # whatever a damaged file makes torch trip over
-        raise IntegrityError(f"{where}: is no file of torch.save, or damaged: {_first_line(error)}") from error
+    except Exception as error:  # a damaged file can cause any error in torch
+        raise IntegrityError(f"{where}: is not a torch.save file, or is damaged: {first_line(error)}") from error
     return found
 
 
 def _load_views(view: memoryview, map_location: Any) -> Any:
-    """As `torch.load(mmap=True)` does it, with our memory in the place of a mapped file."""
+    """Load as `torch.load(mmap=True)` does, with `view` in place of a mapped file."""
     with torch.serialization._open_zipfile_reader(MemoryFile(view)) as archive:
         return torch.serialization._load(
             archive,
@@ -88,7 +88,7 @@ def _load_views(view: memoryview, map_location: Any) -> Any:
 
 
 def _has_plain_storages(view: memoryview) -> bool:
-    """Whether it is a zip file whose storages can be used where they are, by this torch."""
+    """Return whether this torch can use the storages of this zip file in place."""
     if not _can_load_views():
         return False
     try:
@@ -96,7 +96,7 @@ def _has_plain_storages(view: memoryview) -> bool:
             entries = archive.infolist()
         names = {info.filename.partition("/")[2] for info in entries}
         if "data.pkl" not in names or "constants.pkl" in names:
-            return False  # foreign, or TorchScript: torch.load has the words for it
+            return False  # foreign, or TorchScript: torch.load reports the error
         return all(
             content_start(view, info) % ALIGNMENT_BYTES == 0
             for info in entries
@@ -107,12 +107,8 @@ def _has_plain_storages(view: memoryview) -> bool:
 
 
 def _can_load_views() -> bool:
-    """These are torch's own functions, not its interface: another version may not have them."""
+    """Return whether this torch has the private functions that are used here."""
     module = torch.serialization
     if not hasattr(module, "_open_zipfile_reader") or not hasattr(torch, "_weights_only_unpickler"):
         return False
     return "overall_storage" in inspect.signature(module._load).parameters
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).split("\n", 1)[0][:200]

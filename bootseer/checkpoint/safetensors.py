@@ -1,8 +1,8 @@
-"""Safetensors files from any store: only the bytes of the tensors that are asked for, as views where they arrive.
+"""Safetensors files from any store: reads only the bytes of the requested tensors, without copies.
 
-`load_file` and `safe_open` take a URL or a path: a file, a folder of a sharded model, a striped checkpoint. With
-no URL they take the checkpoint that the launcher loads (`--load-checkpoint`). Tensors of one file share one area
-of memory, which lives for as long as any of them.
+`load_file` and `safe_open` take a URL or a path: a file, a directory of a sharded model, a striped checkpoint.
+Without a URL they take the checkpoint that the launcher loads (`--load-checkpoint`). Tensors of one file share one
+area of memory, which lives for as long as any of them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootseer.checkpoint.doubles import doubles
-from bootseer.checkpoint.memory import address, allocate, check_free, place
-from bootseer.checkpoint.opening import Opened, open_source
-from bootseer.checkpoint.source import Request, Source
-from bootseer.checkpoint.tensor_index import (
+from bootseer.checkpoint.format.doubles import find_duplicates
+from bootseer.checkpoint.format.tensor_index import (
     DTYPE_BITS,
     MAX_INDEX_BYTES,
     Header,
@@ -27,12 +24,16 @@ from bootseer.checkpoint.tensor_index import (
     parse_header,
     parse_weight_map,
 )
+from bootseer.checkpoint.io.memory import allocate, check_free, place
+from bootseer.checkpoint.io.source import Request, Source
+from bootseer.checkpoint.opening import OpenedSource, open_source
 from bootseer.errors import CheckpointError, DigestMismatch, NotFound
+from bootseer.storage.engine.revocable_buffer import address_of
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-HEAD_BYTES = 256 << 10  # read at first: most headers are shorter, and it takes no longer than 8 bytes
-GAP_BYTES = 1 << 20  # bytes nobody asked for that are read rather than started a new request for
+HEAD_BYTES = 256 << 10  # of the first read: most headers are shorter, and it takes no longer than reading 8 bytes
+GAP_BYTES = 1 << 20  # unwanted bytes that are read rather than starting a new request
 
 Keys = Iterable[str] | Callable[[str], bool] | None
 
@@ -65,7 +66,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 class _Span(NamedTuple):
-    """Bytes of one file that are read at once, and the tensors in them."""
+    """A range of one file that is read at once, and the tensors in it."""
 
     path: str
     start: int
@@ -86,21 +87,21 @@ class TensorFiles:
         for file, header in self.headers.items():
             for name in header.tensors:
                 if weight_map is not None and weight_map.get(name) != file:
-                    continue  # the index decides, as for everybody who loads a sharded model
+                    continue  # the index decides, as in all loaders of sharded models
                 if name in self.where:
                     raise CheckpointError(
-                        f"{source.url}: {name} is in {self.where[name]} and in {file}: name one file"
+                        f"{source.url}: {name} is in {self.where[name]} and in {file}; name one file"
                     )
                 self.where[name] = file
         for name in weight_map or {}:
             if name not in self.where:
-                raise CheckpointError(f"{source.url}: its index promises {name}, which no file has")
+                raise CheckpointError(f"{source.url}: its index names {name}, which no file has")
 
     def entry(self, name: str) -> TensorEntry:
         return self.headers[self._file(name)].tensors[name]
 
     def read(self, names: Iterable[str], device: str | int | torch.device = "cpu") -> dict[str, torch.Tensor]:
-        """The tensors, all of them or none."""
+        """Read the tensors, all of them or none."""
         wanted = list(dict.fromkeys(names))
         spans = self._spans(wanted)
         areas = self._fill(spans)
@@ -113,7 +114,7 @@ class TensorFiles:
         return {name: found[name] if on_cpu else found[name].to(device) for name in wanted}
 
     def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last) of a tensor of at least one dimension."""
+        """Read rows [first, last) of a tensor of at least one dimension."""
         entry = self.entry(name)
         row = entry.size // entry.shape[0] if entry.size else 0
         part = entry._replace(
@@ -148,17 +149,17 @@ class TensorFiles:
             weight_map = {name: prefix + file for name, file in self._read_index(indexes[0]).items()}
             missing = sorted(set(weight_map.values()) - set(files))
             if missing:
-                raise NotFound(f"{self._source.url}: {missing[0]}, which its index names, is not there")
+                raise NotFound(f"{self._source.url}: {missing[0]}, named in its index, is missing")
             return sorted(set(weight_map.values())), weight_map
-        paths = sorted(name for name in below - doubles(below) if name.endswith(SUFFIX))
+        paths = sorted(name for name in below - find_duplicates(below) if name.endswith(SUFFIX))
         if not paths:
-            raise NotFound(f"{self._source.url}: there is no safetensors file")
+            raise NotFound(f"{self._source.url}: has no safetensors file")
         return paths, None
 
     def _read_index(self, path: str) -> dict[str, str]:
         size = self._source.files[path].size
         if size > MAX_INDEX_BYTES:
-            raise CheckpointError(f"{self._source.url}: {path} has {size} bytes: that is no index")
+            raise CheckpointError(f"{self._source.url}: {path} has {size} bytes: too large for an index")
         data = memoryview(bytearray(size))
         self._source.read([Request(path, 0, data)])
         return parse_weight_map(data, f"{self._source.url}: {path}")
@@ -194,7 +195,7 @@ class TensorFiles:
             entries.sort(key=lambda entry: (entry.offset, entry.size))
             start, end, members = entries[0].offset, entries[0].offset, list[TensorEntry]()
             if self._source.version and start == self.headers[path].data_offset:
-                start = 0  # so that the first unit is read whole, and its sum known
+                start = 0  # so that the first unit is read whole and can be verified
             for entry in entries:
                 if entry.offset > end + GAP_BYTES:
                     spans.append(_Span(path, start, end, members))
@@ -232,7 +233,7 @@ class TensorFiles:
         for span, area in zip(spans, filled, strict=True):
             head = self._heads[span.path]
             if span.start == 0 and area[: len(head)] != head:
-                raise DigestMismatch(f"{self._name(span.path)}: its header was read twice and is not the same")
+                raise DigestMismatch(f"{self._name(span.path)}: its header changed between two reads")
         return filled
 
 
@@ -243,13 +244,13 @@ def load_file(
     *,
     verify: str | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, a sharded model's folder or a striped checkpoint.
+    """Load the tensors of a safetensors file, a sharded model's directory or a striped checkpoint.
 
     Args:
         url: a path or URL. None: the checkpoint that the launcher loads.
-        keys: names, or a function that says for a name whether it is wanted. Other tensors are not read.
+        keys: names, or a function that returns for a name whether to include it. Other tensors are not read.
         verify: "units", "sampled", "full" or "none" instead of the store's default.
-    Raises: NotFound for names of `keys` that are not there; IntegrityError. No tensor is returned then.
+    Raises: NotFound for names of `keys` that do not exist; IntegrityError. No tensor is returned then.
     """
     with open_source(url, verify=verify) as opened:
         files = TensorFiles(opened.source, opened.path)
@@ -257,7 +258,7 @@ def load_file(
 
 
 class safe_open:  # noqa: N801  named as in safetensors, whose code it may replace
-    """Tensors of safetensors files one by one, or parts of them; each is read when it is asked for."""
+    """Tensors of safetensors files one by one, or parts of them; each is read on request."""
 
     def __init__(
         self,
@@ -269,9 +270,9 @@ class safe_open:  # noqa: N801  named as in safetensors, whose code it may repla
         verify: str | None = None,
     ) -> None:
         if framework not in ("pt", "torch", "pytorch"):
-            raise CheckpointError(f"safe_open gives tensors of torch (framework='pt'), not of {framework}")
+            raise CheckpointError(f"safe_open returns tensors of torch (framework='pt'), not of {framework}")
         self._device = device
-        self._opened: Opened = open_source(url, verify=verify)
+        self._opened: OpenedSource = open_source(url, verify=verify)
         try:
             self._files = TensorFiles(self._opened.source, self._opened.path)
             self._keys = select(self._files.where, keys)
@@ -284,11 +285,11 @@ class safe_open:  # noqa: N801  named as in safetensors, whose code it may repla
         return sorted(self._keys)
 
     def offset_keys(self) -> list[str]:
-        """Names in the order of their bytes."""
+        """Return names in the order of their bytes."""
         return list(self._keys)
 
     def metadata(self) -> dict[str, str] | None:
-        """`__metadata__` of the file; of several files, what they say together."""
+        """Return `__metadata__` of the file; of several files, their union."""
         found = [header.metadata for header in self._files.headers.values() if header.metadata is not None]
         return {name: value for each in found for name, value in each.items()} if found else None
 
@@ -296,7 +297,7 @@ class safe_open:  # noqa: N801  named as in safetensors, whose code it may repla
         return self.get_tensors([name])[name]
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-        """Several at once, which is faster than one by one."""
+        """Read several tensors at once, which is faster than one by one."""
         wanted = list(self._keys if names is None else names)
         for name in wanted:
             self._check(name)
@@ -323,7 +324,7 @@ class safe_open:  # noqa: N801  named as in safetensors, whose code it may repla
 
 
 class TensorSlice:
-    """A tensor that is not read yet. An index of its first dimension decides which rows are read."""
+    """A tensor that is not read yet. An index of its first dimension selects the rows that are read."""
 
     def __init__(self, files: TensorFiles, name: str, device: str | int | torch.device) -> None:
         self._files = files
@@ -348,7 +349,7 @@ class TensorSlice:
         elif isinstance(first, slice) and shape:
             start, stop, step = first.indices(shape[0])
             if step < 1:
-                raise IndexError(f"{self._name}: a step has to be positive, not {step}")
+                raise IndexError(f"{self._name}: the step must be positive, not {step}")
             stop = max(start, stop)
             found = self._files.read_rows(self._name, start, stop)[(slice(None, None, step), *parts[1:])]
         else:
@@ -357,11 +358,11 @@ class TensorSlice:
 
 
 def select(names: Mapping[str, object], keys: Keys) -> list[str]:
-    """Which of `names` are wanted. Raises: NotFound for a wanted name that is not among them."""
+    """Return the requested names. Raises: NotFound for a requested name that is not among `names`."""
     if keys is None:
         return list(names)
     if isinstance(keys, str):
-        raise CheckpointError("keys has to be a list of names or a function, not a single name")
+        raise CheckpointError("keys must be a list of names or a function, not a single name")
     if callable(keys):
         return [name for name in names if keys(name)]
     wanted = list(dict.fromkeys(keys))
@@ -372,15 +373,15 @@ def select(names: Mapping[str, object], keys: Keys) -> list[str]:
 
 
 def to_tensor(view: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor over `view`; a copy of it where its address does not suit the type."""
+    """Return a tensor over `view`; over a copy if its address is not aligned for the type."""
     kind = DTYPES.get(dtype)
     if kind is None:
         raise CheckpointError(f"this torch has no type for {dtype}")
     if dtype == "F4" and (not shape or shape[-1] % 2):
-        raise CheckpointError(f"F4 has two numbers in a byte, so its last dimension has to be even: {list(shape)}")
+        raise CheckpointError(f"F4 has two numbers in a byte, so its last dimension must be even: {list(shape)}")
     dims = (*shape[:-1], shape[-1] // 2) if dtype == "F4" else tuple(shape)
     if not len(view):
         return torch.empty(dims, dtype=kind)
-    if address(view) % max(1, DTYPE_BITS[dtype] // 8):
+    if address_of(view) % max(1, DTYPE_BITS[dtype] // 8):
         view = memoryview(bytearray(view))
     return torch.frombuffer(view, dtype=kind).view(dims)

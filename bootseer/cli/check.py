@@ -1,7 +1,7 @@
-"""`bootseer check`: is this node fit for a job? Each check runs with a time limit; one that hangs is a finding.
+"""`bootseer check`: health checks of this node. Each check has a time limit; one that hangs is a finding.
 
 In: a command line. Out: a line a finding, or one JSON object, on stdout; errors on stderr; an exit status
-(docs/errors.md). What is checked is in bootseer.health.
+(docs/reference/errors.md). The checks are in bootseer.health.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bootseer.cli.check_pairs import measure, serve
 from bootseer.cli.image_words import Json
 from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
-from bootseer.health.door import Door
+from bootseer.health.door import HostInterface
 from bootseer.health.finding import BAD, OK, UNKNOWN, Finding, worst
 from bootseer.health.options import Options, read_options, split_path
 from bootseer.health.runner import run_tasks
@@ -27,12 +27,12 @@ from bootseer.job_file import read_job_file
 
 FAILED_STATUS = 3
 TIMEOUT_S = 10.0
-KEYS = ("path", "nic", "expect-gpus", "own", "timeout", "limit")  # of flags, as bootrun has them
+KEYS = ("path", "nic", "expect-gpus", "own", "timeout", "limit")  # names of bootrun's flags, without --check-
 HELP = """\
-Say whether this node is fit for a job: memory, disks, mounts, network, accelerators, the kernel's log.
+Check whether this node is fit for a job: memory, disks, mounts, network, accelerators, the kernel's log.
 
-A line a finding: ok, warn, fail, unknown (it cannot be seen here) or hung (the check itself did not answer).
-Exit status 3 when something failed or hung, 0 when nothing did; warnings are allowed.
+Each finding is a line: ok, warn, fail, unknown (cannot be checked here) or hung (the check did not answer).
+Exit status 3 if a check failed or hung, otherwise 0, also with warnings.
 """
 EPILOG = (
     "bootseer check --path /data:ro --path /checkpoints --expect-gpus 8\n\n"
@@ -49,55 +49,80 @@ def check(
     path: Annotated[
         list[str] | None,
         typer.Option(
-            "--path", metavar="PATH[:ro]", help="a small file is written there and read; with :ro only read"
+            "--path", metavar="PATH[:ro]", help="Path to write and read a small file at; with :ro only read"
         ),
     ] = None,
     expect_gpus: Annotated[
-        int | None, typer.Option("--expect-gpus", metavar="N", min=0, help="fail unless so many work")
+        int | None, typer.Option("--expect-gpus", metavar="N", min=0, help="Number of GPUs that must work")
     ] = None,
     nic: Annotated[
-        list[str] | None, typer.Option("--nic", metavar="NAME", help="that has to have a link, as ib0 or mlx5_0/1")
+        list[str] | None,
+        typer.Option("--nic", metavar="NAME", help="Network interface that must have a link, as ib0 or mlx5_0/1"),
     ] = None,
     own: Annotated[
         list[str] | None,
-        typer.Option("--own", metavar="EXECUTABLE", help="a check of your own: JSON on stdout (docs/checks.md)"),
+        typer.Option(
+            "--own",
+            metavar="EXECUTABLE",
+            help="Program of a custom check, which prints JSON (docs/guide/checks.md)",
+        ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="this check alone; --list shows the names")
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="Run only this check; --list shows the names"),
     ] = None,
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", metavar="NAME=NUMBER", help="another limit (docs/checks.md)")
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=NUMBER", help="Limit to change (docs/guide/checks.md)"),
     ] = None,
     config: Annotated[
         str,
-        typer.Option("--config", metavar="FILE", help="its [check] says the rest (default ./bootseer.toml)"),
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="File whose table [check] has further settings (default: ./bootseer.toml)",
+        ),
     ] = "",
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)")
+        float | None, typer.Option("--timeout", metavar="S", help="Seconds for each check (default: 10)")
     ] = None,
     interval: Annotated[
         float,
         typer.Option(
-            "--interval", metavar="S", help="over which errors of NICs are counted (default 1)", show_default=False
+            "--interval",
+            metavar="S",
+            help="Seconds over which errors of network interfaces are counted (default: 1)",
+            show_default=False,
         ),
     ] = 1.0,
     log_hours: Annotated[
         float,
-        typer.Option("--log-hours", metavar="H", help="of the kernel's log (default 24)", show_default=False),
+        typer.Option(
+            "--log-hours",
+            metavar="H",
+            help="Hours of the kernel's log to search (default: 24)",
+            show_default=False,
+        ),
     ] = 24.0,
     pair: Annotated[
         list[str] | None,
         typer.Option(
-            "--pair", metavar="HOST[:PORT]", help="measure the network to a node with --pair-listen, alone"
+            "--pair", metavar="HOST[:PORT]", help="Only measure the network to a node that runs --pair-listen"
         ),
     ] = None,
     pair_listen: Annotated[
         int | None,
-        typer.Option("--pair-listen", metavar="PORT", min=0, max=65535, help="let others measure with this node"),
+        typer.Option(
+            "--pair-listen",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Let other nodes measure the network to this one",
+        ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="what cannot be seen counts as failed")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="no lines of what is in order")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="name the checks")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat a check that cannot run as failed")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Omit the lines of passed checks")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the checks")] = False,
     as_json: Json = False,
 ) -> None:
     """Check this node."""
@@ -113,10 +138,10 @@ def check(
         serve(pair_listen, typer.echo)
         return
     if pair:
-        _tell([measure(pair, limit_s, options.all_limits())], strict, quiet, as_json)
+        _print_findings([measure(pair, limit_s, options.all_limits())], strict, quiet, as_json)
         return
     names = choose(only or ())
-    temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  looked at, not written to
+    temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  checked, not written to
     request = Request(
         tuple(Path(*split_path(text), True) for text in options.paths) or default_paths(os.getcwd(), temporary),
         options.nics,
@@ -126,14 +151,14 @@ def check(
         interval_s=interval,
         limits=options.all_limits(),
     )
-    tasks = make_tasks(Door(), request, names)
+    tasks = make_tasks(HostInterface(), request, names)
     if not tasks:
         raise UsageError(f"nothing to check: --only {' --only '.join(names)} needs --path or --own")
-    _tell(run_tasks(tasks, limit_s), strict, quiet, as_json)
+    _print_findings(run_tasks(tasks, limit_s), strict, quiet, as_json)
 
 
-def _tell(found: Iterable[list[Finding]], strict: bool, quiet: bool, as_json: bool) -> None:
-    """Findings as they come, and the exit status."""
+def _print_findings(found: Iterable[list[Finding]], strict: bool, quiet: bool, as_json: bool) -> None:
+    """Print findings one by one, and set the exit status."""
     began_s = time.monotonic()
     findings: list[Finding] = []
     for some in found:
@@ -181,7 +206,7 @@ def _options(
     timeout: float | None,
     limit: list[str] | None,
 ) -> Options:
-    """The command line's, and what it does not say of the file's. Raises: UsageError, ConfigError."""
+    """Return the options of the command line, completed by the file's. Raises: UsageError, ConfigError."""
     given = read_options("--", path or (), nic or (), expect_gpus, own or (), timeout, limits=limit or ())
     file: dict[str, Any] = read_job_file(config, os.getcwd()) or {}
     values = {name: value for name in KEYS if (value := file.get(f"--check-{name}")) is not None}
@@ -205,5 +230,5 @@ def _options(
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; returns the exit status."""
+    """Run the command and return the exit status."""
     return running.run(app, "bootseer check", argv)

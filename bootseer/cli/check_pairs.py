@@ -1,7 +1,7 @@
-"""`bootseer check --pair`: the network from this node to others, by hand; these have --pair-listen.
+"""`bootseer check --pair`: measure the network from this node to others by hand; those run --pair-listen.
 
-Both need the secret that jobs have (BOOTSEER_SECRET_FILE). What a job measures before a restart is each node with
-each; here it is this one with the others, one after the other.
+Both need the same secret as a job (BOOTSEER_SECRET_FILE). A job measures each node with each other before a
+restart; this command measures this node with the others, one after the other.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bootseer.health import pair_probe
 from bootseer.health.finding import FAIL, OK, Finding, format_value, one_line
 from bootseer.health.limits import Limits
 from bootseer.health.pair_node import describe, listen
-from bootseer.health.pairs import CHECK, Measured, judge_pairs
+from bootseer.health.pairs import CHECK, PairMeasurement, judge_pairs
 from bootseer.peers import derive_key
 from bootseer.secret import FILE_VARIABLE, VARIABLE, find_secret
 
 PORT = 29517
-_MOST_REFUSED_TOLD = 8
+_MAX_REFUSED_LOGGED = 8
 
 
 def read_targets(texts: list[str]) -> list[tuple[str, int]]:
-    """HOST, HOST:PORT, [ADDRESS]:PORT. Raises: UsageError."""
+    """Parse HOST, HOST:PORT, [ADDRESS]:PORT. Raises: UsageError."""
     found = []
     for text in texts:
         host, colon, port = text.rpartition(":")
@@ -38,39 +38,39 @@ def read_targets(texts: list[str]) -> list[tuple[str, int]]:
 
 
 def measure(texts: list[str], timeout_s: float, limits: Limits) -> list[Finding]:
-    """A finding for each of the other nodes. Raises: UsageError, ConfigError."""
+    """Return a finding for each of the other nodes. Raises: UsageError, ConfigError."""
     key, targets = _key(), read_targets(texts)
     results = [_measure(number, *target, key, timeout_s) for number, target in enumerate(targets, 1)]
     judged = [found for found in judge_pairs({0: results}, ["here", *texts], limits)[0] if found.level != OK]
     return [_describe(texts[each.partner - 1], each, judged) for each in results]
 
 
-def _describe(name: str, each: Measured, judged: list[Finding]) -> Finding:
+def _describe(name: str, each: PairMeasurement, judged: list[Finding]) -> Finding:
     if each.error:
-        way_out = "see that it listens (bootseer check --pair-listen), and what lies between"
+        way_out = "check that it listens (bootseer check --pair-listen), and the network between"
         return Finding(CHECK, FAIL, f"nothing goes through: {each.error}", name, way_out=way_out)
     return next((found for found in judged if name in found.where.split(" to ")), _in_order(name, each))
 
 
-def _measure(number: int, host: str, port: int, key: bytes, timeout_s: float) -> Measured:
+def _measure(number: int, host: str, port: int, key: bytes, timeout_s: float) -> PairMeasurement:
     end_s = time.monotonic() + timeout_s
     try:
-        sock = pair_probe.begin(host, port, 0, 1, key, end_s)
+        sock = pair_probe.connect(host, port, 0, 1, key, end_s)
         return pair_probe.measure(sock, number, True, end_s)
     except (OSError, pair_probe.NotProvenError) as error:
-        return Measured(number, describe(error))
+        return PairMeasurement(number, describe(error))
 
 
-def _in_order(name: str, found: Measured) -> Finding:
+def _in_order(name: str, found: PairMeasurement) -> Finding:
     words = [f"{format_value(found.bytes_per_s or 0.0, 'bytes')}/s from it"]
-    words.append(f"{1e3 * (found.latency_s or 0.0):.2g} ms there and back")
+    words.append(f"{1e3 * (found.latency_s or 0.0):.2g} ms round trip")
     if found.lost_share is not None:
-        words.append(f"{100 * found.lost_share:.2g} % of segments sent again")
+        words.append(f"{100 * found.lost_share:.2g} % of segments retransmitted")
     return Finding(CHECK, OK, ", ".join(words), name)
 
 
 def serve(port: int, say: Callable[[str], object]) -> None:
-    """Lets others measure, one after the other, until it is interrupted. Raises: UsageError, ConfigError."""
+    """Let other nodes measure, one at a time, until interrupted. Raises: UsageError, ConfigError."""
     key = _key()
     try:
         listener = listen("", port)
@@ -81,7 +81,7 @@ def serve(port: int, say: Callable[[str], object]) -> None:
     refused = 0
     with listener:
         here = f"{os.uname().nodename}:{listener.getsockname()[1]}"
-        say(f"others can measure with this node: bootseer check --pair {here}")
+        say(f"waiting for other nodes: run there: bootseer check --pair {here}")
         while True:
             listener.settimeout(None)
             sock, address = listener.accept()
@@ -91,15 +91,15 @@ def serve(port: int, say: Callable[[str], object]) -> None:
             except (OSError, pair_probe.NotProvenError) as error:
                 sock.close()
                 refused += 1
-                if refused <= _MOST_REFUSED_TOLD:
-                    say(f"a connection from {host} was no measurement: {describe(error)}")
+                if refused <= _MAX_REFUSED_LOGGED:
+                    say(f"connection from {host} refused: {describe(error)}")
 
 
-def _answer(sock: socket.socket, key: bytes) -> Measured:
+def _answer(sock: socket.socket, key: bytes) -> PairMeasurement:
     end_s = time.monotonic() + 5.0
-    number, nonce = pair_probe.hear(sock, time.monotonic() + 1.0)
+    number, nonce = pair_probe.receive_hello(sock, time.monotonic() + 1.0)
     if number:
-        raise pair_probe.NotProvenError("it is of another test")
+        raise pair_probe.NotProvenError("it belongs to another test")
     pair_probe.answer(sock, 1, 0, nonce, key, end_s)
     return pair_probe.measure(sock, 0, False, end_s)
 

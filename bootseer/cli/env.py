@@ -1,8 +1,8 @@
-"""`bootseer env ...`: snapshot, restore, key. Others are in env_look.py and env_caches.py.
+"""`bootseer env ...`: snapshot, restore, key. Other commands are in env_look.py and env_caches.py.
 
-In: a command line; flags have the names that bootrun gives them. Out: results on stdout (`--json` for scripts),
-progress, the output of set-up commands and errors on stderr, an exit status (docs/errors.md). What the commands do
-is in bootseer.env.commands_*.
+In: a command line; flags have the same names as in bootrun. Out: results on stdout (`--json` for scripts),
+progress, the output of set-up commands and errors on stderr, an exit status (docs/reference/errors.md). The
+commands are implemented in bootseer.env.commands_*.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from bootseer.cli.image_words import (
     Key,
     Quiet,
     Unsigned,
-    report,
-    say,
+    print_message,
+    print_result,
     short,
 )
-from bootseer.cli.progress import format_bytes
-from bootseer.counted import counted
+from bootseer.counted import counted, format_bytes
 from bootseer.errors import UsageError
 
 app = running.new_app("env", "Environments: installed once, restored everywhere.")
@@ -65,20 +64,24 @@ def snapshot(
     env_max_age: MaxAge = None,
     python: Python = "",
     config: Config = "",
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="although the store has it")] = False,
-    log: Annotated[str, typer.Option("--log", metavar="FILE", help="the commands' output is added to it")] = "",
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Run set-up although the store has the environment")
+    ] = False,
+    log: Annotated[
+        str, typer.Option("--log", metavar="FILE", help="File to append the output of the commands to")
+    ] = "",
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="that compress (default one a core)")
+        int | None, typer.Option(min=1, max=1024, help="Threads that compress (default: one for each core)")
     ] = None,
     key: Key = "",
     unsigned: Unsigned = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run set-up commands here and now and publish what they did, for CI or a login node: starts then find it."""
-    from bootseer.env.commands_snapshot import SnapshotOptions
-    from bootseer.env.commands_snapshot import snapshot as make
-    from bootseer.env.commands_spec import make_spec
+    """Run set-up commands now and publish the result, in CI or on a login node: later starts restore it."""
+    from bootseer.env.commands.snapshot import SnapshotOptions
+    from bootseer.env.commands.snapshot import snapshot as make
+    from bootseer.env.commands.spec import make_spec
     from bootseer.trust.signing import Signing
 
     flags = to_flags(
@@ -89,7 +92,14 @@ def snapshot(
     options = SnapshotOptions(Signing(key, unsigned), rebuild, os.path.abspath(log) if log else "", threads)
     line = CountLine("bootseer env snapshot", is_quiet=quiet)
     with line:
-        made = make(spec, options, os.environ, say=say, on_line=_ignore if quiet else _show_line, count=line.count)
+        made = make(
+            spec,
+            options,
+            os.environ,
+            say=print_message,
+            on_line=_ignore if quiet else _show_line,
+            count=line.count,
+        )
     found = made.found.snapshot
     record = _record_of(made.found.snapshot) | {
         "is_ours": made.is_ours, "setup_here_s": made.setup_s, "capture_s": made.capture_s,
@@ -103,23 +113,26 @@ def snapshot(
             f" publishing {format_time(made.capture_s)}; {expiry}"
         )
     elif made.setup_s:
-        text = f"{found.key}\nwas made by somebody else meanwhile, and that one counts; {expiry}"
+        text = f"{found.key}\nanother process has published it first, and its snapshot is used; {expiry}"
     else:
-        how = "--rebuild makes another one"
+        how = "--rebuild makes a new one"
         if made.is_in_place:
-            how = f"for another one make {', '.join(found.targets)} anew first, then use --rebuild"
-        text = f"{found.key}\nis there already ({made.found.because}); {expiry}; {how}"
-    report(record, as_json, text)
+            how = f"for a new one recreate {', '.join(found.targets)} first, then use --rebuild"
+        text = f"{found.key}\nexists already ({made.found.because}); {expiry}; {how}"
+    print_result(record, as_json, text)
 
 
 @app.command(epilog=f"bootseer env restore {SETUP} --env-store {URL}")
 def restore(
     key: Annotated[
         str,
-        typer.Argument(metavar="[KEY]", help="of the environment, or its first letters; else that of the flags"),
+        typer.Argument(
+            metavar="[KEY]", help="Key of the environment, or its first letters (default: the key of the flags)"
+        ),
     ] = "",
     to: Annotated[
-        list[str] | None, typer.Option("--to", metavar="DIR", help="instead of a target; one for each, in order")
+        list[str] | None,
+        typer.Option("--to", metavar="DIR", help="Directory to use instead of a target; one for each, in order"),
     ] = None,
     setup: Setup = None,
     setup_input: SetupInput = None,
@@ -133,40 +146,42 @@ def restore(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put an environment into its targets, or into other folders. Needs no root; nothing is seen half."""
-    from bootseer.env.commands_restore import restore_key, restore_spec
-    from bootseer.env.commands_spec import has_commands, make_spec
+    """Restore an environment to its targets, or to other directories, atomically. Needs no root."""
+    from bootseer.env.commands.restore import restore_key, restore_spec
+    from bootseer.env.commands.spec import has_commands, make_spec
 
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
     )
-    folders = [os.path.abspath(each) for each in to or ()]
+    directories = [os.path.abspath(each) for each in to or ()]
     if key and setup:
-        raise UsageError("a key and --setup: give one of them")
+        raise UsageError("both a key and --setup are given; give only one")
     if not key and not has_commands(flags, os.environ, os.getcwd()):
-        raise UsageError("which environment? give its key (`bootseer env list`), or --setup as the job has it")
+        raise UsageError("no environment is named; give its key (`bootseer env list`), or --setup as in the job")
     line = CountLine("bootseer env restore", is_quiet=quiet)
     with line:
         if key:
-            done = restore_key(store_url(env_store, config), key, folders, os.environ, say=say, count=line.count)
+            done = restore_key(
+                store_url(env_store, config), key, directories, os.environ, say=print_message, count=line.count
+            )
         else:
             spec = make_spec(flags, os.environ, os.getcwd())
-            done = restore_spec(spec, folders, os.environ, say=say, count=line.count)
+            done = restore_spec(spec, directories, os.environ, say=print_message, count=line.count)
     for what, count in sorted(done.skipped.items()):
-        say(f"not restored, as it cannot be here: {count} {what}")
+        print_message(f"not restored, as this user or file system does not support it: {count} {what}")
     where = ", ".join(done.targets)
     found = done.found.snapshot
     text = (
         f"{where}: has the environment {short(done.key)} already"
         if done.how == "there"
-        else f"{where}: has the environment {short(done.key)} now: {counted(found.files, 'file')},"
+        else f"{where}: restored the environment {short(done.key)}: {counted(found.files, 'file')},"
         f" {format_bytes(found.bytes)} in {format_time(done.seconds)} ({done.found.because})"
     )
     record = _record_of(found) | {
         "how": done.how, "seconds": done.seconds, "restored_to": done.targets, "because": done.found.because,
         "skipped": done.skipped,
     }  # fmt: skip
-    report(record, as_json, text)
+    print_result(record, as_json, text)
 
 
 @app.command("key", epilog=f"bootseer env key {SETUP} --json")
@@ -182,31 +197,31 @@ def key_(
     config: Config = "",
     as_json: Json = False,
 ) -> None:
-    """Print the key of the environment that a start here and now would ask for; --json has all that is in it."""
+    """Print the key of the environment that a start would use here and now; --json adds everything in the key."""
     import msgspec
 
-    from bootseer.env.commands import key_of_start
-    from bootseer.env.commands_spec import make_spec
+    from bootseer.env.commands.common import key_of_start
+    from bootseer.env.commands.spec import make_spec
 
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
     )
-    keyed = key_of_start(make_spec(flags, os.environ, os.getcwd()), os.environ, say)
+    keyed = key_of_start(make_spec(flags, os.environ, os.getcwd()), os.environ, print_message)
     record = {"key": keyed.key, "document": msgspec.to_builtins(keyed.document), **facts_of(keyed)}
-    report(record, as_json, keyed.key)
+    print_result(record, as_json, keyed.key)
 
 
 for command, name, epilog in env_look.COMMANDS:
     app.command(name, epilog=epilog)(command)
-app.add_typer(env_caches.app, name="caches", help="First-step caches: what a store or this node has of them.")
+app.add_typer(env_caches.app, name="caches", help="Compile caches in a store or on this node.")
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command; returns the exit status."""
+    """Run one command and return the exit status."""
     return running.run(app, "bootseer env", argv)
 
 
-# ---- words ---------------------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------------------
 
 
 def _show_line(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`bootseer env caches ...`: what first training steps left, in a store or on this node."""
+"""`bootseer env caches ...`: compile caches of first training steps, in a store or on this node."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import typer
 
 from bootseer.cli import running
 from bootseer.cli.env_words import Config, Store, format_time, store_url
-from bootseer.cli.image_words import Json, report, say, short
-from bootseer.cli.progress import format_bytes
-from bootseer.counted import counted
+from bootseer.cli.image_words import Json, print_message, print_result, short
+from bootseer.counted import counted, format_bytes
 from bootseer.errors import UsageError
 
 app = running.new_app()
 
 DAY_S = 86_400.0
-Node = Annotated[bool, typer.Option("--node", help="those of this node, not of the store")]
+Node = Annotated[bool, typer.Option("--node", help="Use the caches of this node, not those of the store")]
 
 
 @app.command("list", epilog="bootseer env caches list --env-store hdfs://namenode/environments")
 def list_(env_store: Store = "", node: Node = False, config: Config = "", as_json: Json = False) -> None:
-    """List first-step caches: of the store, or (--node, or where no store is named) of this node."""
-    from bootseer.env import commands_caches as commands
+    """List first-step caches of the store, or of this node (--node, or if no store is named)."""
+    from bootseer.env.commands import caches as commands
 
     url = _url(env_store, node, config)
     if not url:
@@ -35,9 +34,9 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
             for each in there
         ]
         record = {"caches": [each._asdict() for each in there]}
-        report(record, as_json, "\n".join(lines or ["this node has no first-step caches"]))
+        print_result(record, as_json, "\n".join(lines or ["this node has no first-step caches"]))
         return
-    found = commands.list_store(url, os.environ, say=say)
+    found = commands.list_store(url, os.environ, say=print_message)
     now_s = time.time()
     lines = []
     for each in found:
@@ -48,35 +47,35 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
             )
         lines += [f"{short(each.key)}  not used: {why}" for why in each.refused]
     record = {"caches": [each._asdict() for each in found]}
-    report(record, as_json, "\n".join(lines or ["the store has no first-step caches"]))
+    print_result(record, as_json, "\n".join(lines or ["the store has no first-step caches"]))
 
 
 @app.command(epilog="bootseer env caches gc --env-store hdfs://namenode/environments --older 60 --dry-run")
 def gc(
     env_store: Store = "",
     node: Node = False,
-    older: Annotated[float, typer.Option(min=0, metavar="DAYS", help="unused for so long")] = 30.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    older: Annotated[float, typer.Option(min=0, metavar="DAYS", help="Minimum time since the last use")] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted")] = False,
     config: Config = "",
     as_json: Json = False,
 ) -> None:
-    """Take away first-step caches that no job has used for a while, of the store or of this node."""
-    from bootseer.env import commands_caches as commands
+    """Delete first-step caches that no job has used for a while, of the store or of this node."""
+    from bootseer.env.commands import caches as commands
 
     url = _url(env_store, node, config)
     if url:
-        done = commands.collect_store(url, os.environ, unused_s=older * DAY_S, is_dry=dry_run, say=say)
+        done = commands.collect_store(url, os.environ, unused_s=older * DAY_S, is_dry=dry_run, say=print_message)
     else:
         done = commands.collect_node(os.environ, unused_s=older * DAY_S, is_dry=dry_run)
-    would = "would go" if dry_run else "gone"
+    would = "would be deleted" if dry_run else "deleted"
     lines = [*done.removed, f"{len(done.removed)} {would}, {format_bytes(done.freed_bytes)}"]
     if done.generations:
-        lines.append(f"{counted(done.generations, 'file')} of replaced generations gone")
-    report(done._asdict() | {"is_dry_run": dry_run}, as_json, "\n".join(lines))
+        lines.append(f"{counted(done.generations, 'file')} of replaced generations deleted")
+    print_result(done._asdict() | {"is_dry_run": dry_run}, as_json, "\n".join(lines))
 
 
 def _url(env_store: str, node: bool, config: str) -> str:
-    """Of the store; empty for this node."""
+    """Return the URL of the store; empty for this node."""
     if node and env_store:
-        raise UsageError("--node is this node, --env-store another place: give one of them")
+        raise UsageError("both --node and --env-store are given; give only one")
     return "" if node else store_url(env_store, config)

@@ -27,33 +27,35 @@ from bootseer.cli.env_words import (
     store_url,
     to_flags,
 )
-from bootseer.cli.image_words import Json, Quiet, report, say, short, size_of
-from bootseer.cli.progress import ProgressLine, format_bytes
-from bootseer.counted import counted
+from bootseer.cli.image_words import Json, Quiet, print_message, print_result, short, size_of
+from bootseer.cli.progress import ProgressLine
+from bootseer.counted import counted, format_bytes
 
 if TYPE_CHECKING:
-    from bootseer.env.commands_look import Verdict
-    from bootseer.env.store import Listed
+    from bootseer.env.commands.look import VerifyResult
+    from bootseer.env.store.store import ListedKey
 
 DAY_S = 86_400.0
 Keys = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY...", help="of an environment, or its first letters (6 or more)")
+    list[str] | None,
+    typer.Argument(metavar="KEY...", help="Key of an environment, or its first letters (6 or more)"),
 ]
 
 
 def list_(env_store: Store = "", config: Config = "", as_json: Json = False) -> None:
-    """List the environments of a store: age, size, expiry, targets, who is believed for them."""
-    from bootseer.env.commands_look import list_store, to_record
+    """List the environments of a store: age, size, expiry, targets, and why they are trusted."""
+    from bootseer.env.commands.look import list_store, to_record
 
-    found, now_s = list_store(store_url(env_store, config), os.environ, say=say)
+    found, now_s = list_store(store_url(env_store, config), os.environ, say=print_message)
     lines = [line for each in found for line in _lines_of(each, now_s)]
     record = {"environments": [to_record(each) for each in found]}
-    report(record, as_json, "\n".join(lines or ["the store has no environments"]))
+    print_result(record, as_json, "\n".join(lines or ["the store has no environments"]))
 
 
 def explain(
     other: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="compare with this one (default: the one that differs least)")
+        str,
+        typer.Argument(metavar="[KEY]", help="Environment to compare with (default: the one that differs least)"),
     ] = "",
     setup: Setup = None,
     setup_input: SetupInput = None,
@@ -66,15 +68,15 @@ def explain(
     config: Config = "",
     as_json: Json = False,
 ) -> None:
-    """Say field by field why a start here and now would find no environment; nothing is run or changed."""
-    from bootseer.env import explain as explaining
-    from bootseer.env.commands_look import explain as look
-    from bootseer.env.commands_spec import make_spec
+    """Explain field by field why a start would find no environment here and now; nothing is run or changed."""
+    from bootseer.env.commands.look import explain as look
+    from bootseer.env.commands.spec import make_spec
+    from bootseer.env.key import explain as explaining
 
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
     )
-    found = look(make_spec(flags, os.environ, os.getcwd()), os.environ, other, say=say)
+    found = look(make_spec(flags, os.environ, os.getcwd()), os.environ, other, say=print_message)
     lines = found.lines
     if found.found is not None:
         expiry = format_expiry(found.found.snapshot.expires_s, time.time())
@@ -88,26 +90,26 @@ def explain(
         "refused": found.refused,
         "builder": found.builder,
         "compared_with": found.nearest.key if found.nearest is not None else "",
-        "changes": explaining.rows(found.nearest) if found.nearest is not None else [],
+        "changes": explaining.explain_rows(found.nearest) if found.nearest is not None else [],
         "lines": found.lines,
         "observed": found.keyed.document.reads,
         "guessed": found.keyed.guessed_names,
         **facts_of(found.keyed),
     }
-    report(record, as_json, "\n".join([*lines, *found.inputs]))
+    print_result(record, as_json, "\n".join([*lines, *found.inputs]))
 
 
 def verify(
     keys: Keys = None, env_store: Store = "", config: Config = "", as_json: Json = False, quiet: Quiet = False
 ) -> None:
-    """Read every block of environments (default: of all) and compare it; status 1 if anything is wrong."""
-    from bootseer.env.commands_look import verify as check
+    """Verify every block of environments (default: of all); status 1 if there is any fault."""
+    from bootseer.env.commands.look import verify as check
 
     with ProgressLine("bootseer env verify", is_quiet=quiet) as line:
-        found = check(store_url(env_store, config), keys or (), os.environ, say=say, progress=line)
+        found = check(store_url(env_store, config), keys or (), os.environ, say=print_message, progress=line)
     lines = [text for each in found for text in _verdict_lines(each)]
     record = {"environments": [_verdict_record(each) for each in found], "seconds": line.elapsed_s}
-    report(record, as_json, "\n".join(lines or ["the store has no environments that can be used"]))
+    print_result(record, as_json, "\n".join(lines or ["the store has no usable environments"]))
     if not all(each.is_right for each in found):
         raise typer.Exit(1)
 
@@ -115,23 +117,28 @@ def verify(
 def gc(
     env_store: Store = "",
     limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="of all environments: those used least recently go first")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Maximum size of all environments; the least recently used are deleted first"
+        ),
     ] = None,
-    older: Annotated[float | None, typer.Option(min=0, metavar="DAYS", help="unused for so long")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    older: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="Minimum time since the last use")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted")] = False,
     config: Config = "",
     as_json: Json = False,
 ) -> None:
-    """Take away what has expired, what builds left that never ended, and what --older and --limit say."""
-    from bootseer.env.commands_look import collect
+    """Delete expired environments, remains of unfinished builds, and those selected by --older and --limit."""
+    from bootseer.env.commands.look import collect
 
     done = collect(
         store_url(env_store, config),
         os.environ,
-        most_bytes=size_of(limit, "--limit"),
+        max_bytes=size_of(limit, "--limit"),
         unused_s=None if older is None else older * DAY_S,
         is_dry=dry_run,
-        say=say,
+        say=print_message,
     )
     lines = [
         f"{short(each.key)}  {format_bytes(each.freed_bytes)}"
@@ -139,21 +146,21 @@ def gc(
         for each in done.removals
     ]
     lines.append(
-        f"{format_bytes(done.freed_bytes)} {'would go' if dry_run else 'gone'},"
+        f"{format_bytes(done.freed_bytes)} {'would be deleted' if dry_run else 'deleted'},"
         f" {format_bytes(done.left_bytes)} left"
     )
     if done.leased:
-        lines.append(f"{done.leased} are being built and were left alone")
+        lines.append(f"{done.leased} kept: they are being built")
     if done.recent:
-        lines.append(f"{done.recent} beyond the limit are in use, or were made a moment ago: left")
+        lines.append(f"{done.recent} beyond the limit kept: they are in use or new")
     record = done._asdict() | {"removals": [each._asdict() for each in done.removals], "is_dry_run": dry_run}
-    report(record, as_json, "\n".join(lines))
+    print_result(record, as_json, "\n".join(lines))
 
 
-def _lines_of(listed: Listed, now_s: float) -> list[str]:
+def _lines_of(listed: ListedKey, now_s: float) -> list[str]:
     refused = [f"{short(listed.key)}  not used: {why}" for why in listed.refused]
     if listed.found is None:
-        return refused or [f"{short(listed.key)}  has no snapshot that can be used: expired, or never published"]
+        return refused or [f"{short(listed.key)}  has no usable snapshot: expired, or never published"]
     found = listed.found.snapshot
     python = f", Python {found.python}" if found.python else ""
     line = (
@@ -165,7 +172,7 @@ def _lines_of(listed: Listed, now_s: float) -> list[str]:
     return [line, *refused]
 
 
-def _verdict_lines(verdict: Verdict) -> list[str]:
+def _verdict_lines(verdict: VerifyResult) -> list[str]:
     name = short(verdict.key)
     if verdict.checked is None:
         return [f"{name}  {verdict.error}"]
@@ -177,14 +184,14 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
         for each in checked.faults
     ]
     lines.append(
-        f"{name}  {checked.right_blocks:,} of {checked.blocks:,} blocks right,"
+        f"{name}  {checked.right_blocks:,} of {checked.blocks:,} blocks correct,"
         f" {format_bytes(checked.checked_bytes)} read, {counted(len(checked.faults), 'fault')}; {verdict.because}"
     )
     return lines
 
 
-def _verdict_record(verdict: Verdict) -> dict[str, Any]:
-    from bootseer.env.commands_look import MOST_NAMED
+def _verdict_record(verdict: VerifyResult) -> dict[str, Any]:
+    from bootseer.env.commands.look import MAX_NAMED
 
     record: dict[str, Any] = {
         "key": verdict.key, "tree": verdict.tree, "because": verdict.because, "error": verdict.error,
@@ -193,11 +200,11 @@ def _verdict_record(verdict: Verdict) -> dict[str, Any]:
     if verdict.checked is not None:
         faults = verdict.checked.faults
         record |= verdict.checked._asdict() | {"fault_count": len(faults)}
-        record["faults"] = [each._asdict() for each in faults[:MOST_NAMED]]
+        record["faults"] = [each._asdict() for each in faults[:MAX_NAMED]]
     return record
 
 
-# (function, name, example), in the order in which they are shown.
+# (function, name, example), in display order.
 COMMANDS: list[tuple[Callable[..., None], str, str]] = [
     (list_, "list", f"bootseer env list --env-store {URL}"),
     (explain, "explain", f"bootseer env explain {SETUP} --env-store {URL}"),

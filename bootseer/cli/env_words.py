@@ -1,4 +1,4 @@
-"""What the commands of `bootseer env` share on the command line: bootrun's flags, times for people."""
+"""Shared options and formats of the commands of `bootseer env`: bootrun's flags, times as text."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from bootseer.env.commands_spec import Flags
-    from bootseer.env.keying import Keyed
+    from bootseer.env.commands.spec import Flags
+    from bootseer.env.key.keying import Keyed
 
 Setup = Annotated[
     list[str] | None,
-    typer.Option(
-        "--setup", metavar="CMD", help="a set-up command, one line for /bin/sh; can be repeated, in order"
-    ),
+    typer.Option("--setup", metavar="CMD", help="Set-up command, one line for /bin/sh; repeatable, in order"),
 ]
 SetupInput = Annotated[
     list[str] | None,
-    typer.Option(
-        "--setup-input", metavar="PATH", help="a file or folder that decides the result; can be repeated"
-    ),
+    typer.Option("--setup-input", metavar="PATH", help="File or directory that determines the result; repeatable"),
 ]
 SetupTarget = Annotated[
     list[str] | None,
     typer.Option(
         "--setup-target",
         metavar="DIR",
-        help="a folder that set-up changes (default: the interpreter's own environment); can be repeated",
+        help="Directory that set-up changes (default: the interpreter's environment); repeatable",
     ),
 ]
 SetupVariable = Annotated[
     list[str] | None,
     typer.Option(
-        "--setup-variable", metavar="NAME", help="a further variable that decides the result; can be repeated"
+        "--setup-variable", metavar="NAME", help="Further variable that determines the result; repeatable"
     ),
 ]
 SetupTimeout = Annotated[
-    float | None, typer.Option("--setup-timeout", metavar="S", help="of all commands together (default 3600)")
+    float | None,
+    typer.Option("--setup-timeout", metavar="S", help="Seconds for all commands together (default: 3600)"),
 ]
 SetupWait = Annotated[
-    float | None, typer.Option("--setup-wait", metavar="S", help="for another builder (default 600)")
+    float | None,
+    typer.Option("--setup-wait", metavar="S", help="Seconds to wait for another builder (default: 600)"),
 ]
 Store = Annotated[
-    str, typer.Option("--env-store", metavar="URL", help="the environment store (default BOOTSEER_ENV_STORE)")
+    str, typer.Option("--env-store", metavar="URL", help="Environment store (default: BOOTSEER_ENV_STORE)")
 ]
-EnvKey = Annotated[str, typer.Option("--env-key", metavar="TEXT", help="goes into the key as it is")]
+EnvKey = Annotated[str, typer.Option("--env-key", metavar="TEXT", help="Text that is part of the key")]
 MaxAge = Annotated[
     float | None,
     typer.Option(
-        "--env-max-age", metavar="S", help="seconds until it expires (default 7 days if something is not pinned)"
+        "--env-max-age",
+        metavar="S",
+        help=("Seconds until the environment expires (default: 7 days if a requirement is not pinned)"),
     ),
 ]
 Python = Annotated[
@@ -58,11 +58,12 @@ Python = Annotated[
     typer.Option(
         "--python",
         metavar="FILE",
-        help="the ranks' interpreter; none: there is none (default PYTHON_EXEC, or this)",
+        help="Interpreter of the ranks, or none (default: PYTHON_EXEC, or this one)",
     ),
 ]
 Config = Annotated[
-    str, typer.Option("--config", metavar="FILE", help="tables [setup] and [env] (default ./bootseer.toml)")
+    str,
+    typer.Option("--config", metavar="FILE", help="File with tables [setup] and [env] (default: ./bootseer.toml)"),
 ]
 URL = "hdfs://namenode/environments"  # of examples
 SETUP = '--setup "pip install -r requirements.txt" --setup-input requirements.txt'
@@ -83,8 +84,8 @@ def to_flags(
     timeout_s: float | None = None,
     wait_s: float | None = None,
 ) -> Flags:
-    """What was given."""
-    from bootseer.env.commands_spec import Flags
+    """Return the given options as Flags."""
+    from bootseer.env.commands.spec import Flags
 
     return Flags(
         commands=setup or (),
@@ -102,14 +103,14 @@ def to_flags(
 
 
 def store_url(store: str, config: str = "") -> str:
-    """Of the flag, the variable or the file; "" where nobody names one."""
-    from bootseer.env.commands_spec import Flags, find_store
+    """Return the URL of the flag, the variable or the file; "" if none is set."""
+    from bootseer.env.commands.spec import Flags, find_store
 
     return find_store(Flags(store=store, config=config), os.environ, os.getcwd())
 
 
 def format_time(seconds: float) -> str:
-    """12 s, 3.4 h, 7 days."""
+    """Format a time: 12 s, 3.4 h, 7 days."""
     for name, unit_s in _UNITS:
         if abs(seconds) >= unit_s:
             return f"{seconds / unit_s:.3g} {name}"
@@ -117,12 +118,12 @@ def format_time(seconds: float) -> str:
 
 
 def format_expiry(expires_s: float | None, now_s: float) -> str:
-    """When a snapshot is of no use any more."""
+    """Format the expiry of a snapshot."""
     return "never expires" if expires_s is None else f"expires in {format_time(max(0.0, expires_s - now_s))}"
 
 
 def facts_of(keyed: Keyed) -> dict[str, Any]:
-    """For JSON: what a key cannot say."""
+    """Return facts for JSON that are not part of the key."""
     return {
         "targets": keyed.targets,
         "unpinned": keyed.unpinned,

@@ -17,85 +17,86 @@ from bootseer.cli.image_words import (
     Unsigned,
     Url,
     Workload,
-    report,
-    say,
+    print_message,
+    print_result,
     short,
     size_of,
 )
-from bootseer.cli.progress import ProgressLine, format_bytes
-from bootseer.counted import counted
+from bootseer.cli.progress import ProgressLine
+from bootseer.counted import counted, format_bytes
 
 if TYPE_CHECKING:
-    from bootseer.image.commands_run import RunOptions
+    from bootseer.image.commands.run import RunOptions
 
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="an empty folder")]
-Image = Annotated[str, typer.Argument(metavar="URL", help="of a tree; rootfs:FOLDER runs in a folder as it is")]
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="Empty directory")]
+Image = Annotated[str, typer.Argument(metavar="URL", help="URL of a tree, or rootfs:DIR for a directory as it is")]
 Command = Annotated[
-    list[str] | None, typer.Argument(metavar="-- COMMAND", help="program (default what the image says)")
+    list[str] | None, typer.Argument(metavar="-- COMMAND", help="Program to run (default: the image's)")
 ]
 Writable = Annotated[
-    str, typer.Option(metavar="WHERE", help="what is written goes: tmpfs (and is lost), none, or a FOLDER")
+    str, typer.Option(metavar="WHERE", help="Destination of writes: tmpfs (lost at the end), none, or a directory")
 ]
 Binds = Annotated[
     list[str] | None,
-    typer.Option("--bind", metavar="SRC:DST[:ro]", help="a folder of the node; no:DST leaves one out"),
+    typer.Option(
+        "--bind", metavar="SRC:DST[:ro]", help="Directory of the node to show in the image; no:DST omits one"
+    ),
 ]
-Environ = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="a variable of the program")
-]
+Environ = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable of the program")]
 
 
 def mount(
     url: Url,
-    folder: Folder,
+    directory: Directory,
     name: Name = "",
     workload: Workload = "",
-    no_record: Annotated[bool, typer.Option("--no-record", help="do not record what is read")] = False,
-    no_prefetch: Annotated[bool, typer.Option("--no-prefetch", help="fetch only what is read")] = False,
+    no_record: Annotated[bool, typer.Option("--no-record", help="Do not record an access trace")] = False,
+    no_prefetch: Annotated[bool, typer.Option("--no-prefetch", help="Fetch only what is read")] = False,
     rate: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="a second, of what is fetched when nobody waits")
+        str | None, typer.Option(metavar="SIZE", help="Maximum bytes per second of prefetches")
     ] = None,
     idle: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="its server ends so long after the last use; 0: never")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Stop the server after this many idle seconds; 0 = never"),
     ] = 60.0,
     deadline: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="a read that waits longer fails")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds after which a read fails")
     ] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Show a tree in FOLDER, read-only, at once: blocks come as they are read. Needs root. End: umount."""
-    from bootseer.image.commands_node import MountOptions
-    from bootseer.image.commands_node import mount as mount_tree
-    from bootseer.image.commands_traces import check_workload
+    """Mount a tree at DIR, read-only: blocks are fetched as they are read. Needs root. End: umount."""
+    from bootseer.image.commands.node import MountOptions
+    from bootseer.image.commands.node import mount as mount_tree
+    from bootseer.image.commands.traces import check_workload
 
     options = MountOptions(
         name, check_workload(workload), not no_record, not no_prefetch, size_of(rate, "--rate"), idle, deadline
     )
-    done = mount_tree(url, folder, options)
-    end = f"end it by: bootseer image umount {shlex.quote(folder)}; log: {done.log}"
-    report(done._asdict(), as_json, f"{folder} shows tree {short(done.digest)}; {end}")
+    done = mount_tree(url, directory, options)
+    end = f"to end it: bootseer image umount {shlex.quote(directory)}; log: {done.log}"
+    print_result(done._asdict(), as_json, f"{directory} shows tree {short(done.digest)}; {end}")
 
 
 def umount(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="where it is mounted, or the tree's digest or its begin")
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="Mount point, or the tree's digest or its first digits")
     ],
-    force: Annotated[bool, typer.Option("--force", help="also while programs use it")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Unmount although programs use it")] = False,
     as_json: Json = False,
 ) -> None:
-    """End a mount. The process that serves the tree ends by itself when nobody uses it any more."""
-    from bootseer.image.commands_node import umount as end
+    """End a mount. The process that serves the tree ends by itself once the tree is unused."""
+    from bootseer.image.commands.node import umount as end
 
-    done = end(folder, force=force)
-    what = "its server ends by itself when nobody uses the tree" if done.is_served else "its server has ended"
+    done = end(directory, force=force)
+    what = "its server ends by itself once the tree is unused" if done.is_served else "its server has ended"
     if done.is_saving:
-        what = "its server ends when it has saved what it keeps for the next time"
-    report(done._asdict(), as_json, f"{done.folder or short(done.digest)}: is not mounted any more; {what}")
+        what = "its server ends after it has saved its state"
+    print_result(done._asdict(), as_json, f"{done.folder or short(done.digest)}: unmounted; {what}")
 
 
 def mounts(as_json: Json = False) -> None:
     """List the trees that this user has mounted on this node."""
-    from bootseer.image.commands_node import list_mounts
+    from bootseer.image.commands.node import list_mounts
 
     found = list_mounts()
     lines = [
@@ -104,7 +105,7 @@ def mounts(as_json: Json = False) -> None:
         + "\n  ".join(each.folders)
         for each in found
     ]
-    report({"trees": [each._asdict() for each in found]}, as_json, "\n".join(lines) or "no tree is mounted")
+    print_result({"trees": [each._asdict() for each in found]}, as_json, "\n".join(lines) or "no tree is mounted")
 
 
 def run(
@@ -115,10 +116,10 @@ def run(
     bind: Binds = None,
     env: Environ = None,
 ) -> None:
-    """Run a program in an image, as this user, with this folder and environment; its exit status is this one's."""
-    from bootseer.image.commands_run import run as run_program
+    """Run a program in an image, as this user, in this directory and environment; return its exit status."""
+    from bootseer.image.commands.run import run as run_program
 
-    raise typer.Exit(run_program(url, command or [], _run_options(name, writable, bind, env), say))
+    raise typer.Exit(run_program(url, command or [], _run_options(name, writable, bind, env), print_message))
 
 
 def record(
@@ -129,26 +130,28 @@ def record(
     bind: Binds = None,
     env: Environ = None,
     publish: Annotated[
-        bool, typer.Option("--publish", help="put it into the tree's store, for all nodes")
+        bool, typer.Option("--publish", help="Publish the trace to the tree's store, for all nodes")
     ] = False,
     key: Key = "",
     unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
-    """Run a program in an image and keep what it touched: the next starts have it fetched ahead. Needs root."""
-    from bootseer.image.commands import Signing
-    from bootseer.image.commands_run import record as record_start
+    """Run a program in an image and record an access trace, which later starts prefetch. Needs root."""
+    from bootseer.image.commands.common import Signing
+    from bootseer.image.commands.run import record as record_start
 
     options = _run_options(name, writable, bind, env)
-    done = record_start(url, command or [], options, publishes=publish, signing=Signing(key, unsigned), say=say)
+    done = record_start(
+        url, command or [], options, publishes=publish, signing=Signing(key, unsigned), say=print_message
+    )
     text = (
         f"workload {done.workload}: {done.hot_blocks:,} hot blocks, {format_bytes(done.hot_bytes)}, of {done.runs}"
         f" runs; {done.where}"
     )
     if as_json:
-        report(done._asdict(), True, "")
+        print_result(done._asdict(), True, "")
     else:
-        say(text)  # stdout is the program's
+        print_message(text)  # stdout is the program's
     raise typer.Exit(done.status)
 
 
@@ -156,49 +159,59 @@ def prefetch(
     url: Url,
     name: Name = "",
     workload: Workload = "",
-    everything: Annotated[bool, typer.Option("--all", help="all blocks, not only the hot ones")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Fetch all blocks, not only those of the access traces")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch what starts of a tree touch, or all of it, into this node's cache. Needs no root."""
-    from bootseer.image.commands_node import prefetch as fetch
-    from bootseer.image.commands_traces import check_workload
+    """Fetch the blocks of a tree's access traces, or all, into this node's cache. Needs no root."""
+    from bootseer.image.commands.node import prefetch as fetch
+    from bootseer.image.commands.traces import check_workload
 
     with ProgressLine("bootseer image prefetch", is_quiet=quiet) as line:
         done = fetch(
-            url, name=name, workload=check_workload(workload), is_whole=everything, progress=line, say=say
+            url,
+            name=name,
+            workload=check_workload(workload),
+            is_whole=everything,
+            progress=line,
+            say=print_message,
         )
     text = (
-        f"tree {short(done.digest)}: {counted(done.blocks, 'block')}, {format_bytes(done.size)} are here,"
+        f"tree {short(done.digest)}: {counted(done.blocks, 'block')}, {format_bytes(done.size)} in the cache,"
         f" {format_bytes(done.fetched_bytes)} of them fetched in {line.elapsed_s:.1f} s"
         f" ({format_bytes(done.fetched_bytes / max(line.elapsed_s, 1e-6))}/s)"
     )
-    report(done._asdict() | {"seconds": line.elapsed_s}, as_json, text)
+    print_result(done._asdict() | {"seconds": line.elapsed_s}, as_json, text)
 
 
 def materialise(
     url: Url,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="a new or empty folder")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="New or empty directory")],
     name: Name = "",
     workload: Workload = "",
-    mine: Annotated[bool, typer.Option("--mine", help="as root too, all files belong to this user")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Give all files to this user, also as root")] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="go on where an interrupted run stopped; what is older than the last boot is written again",
+            help="Continue an interrupted run; files from before the last boot are written again",
         ),
     ] = False,
     ready: Annotated[
-        str, typer.Option("--ready", metavar="FILE", help="made as soon as the hot files are there")
+        str,
+        typer.Option(
+            "--ready", metavar="FILE", help="File to create as soon as the files of the access traces are there"
+        ),
     ] = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Unpack a tree into FOLDER, hot files first, in parallel. Needs neither root nor mounts."""
-    from bootseer.image.commands_node import MaterialiseOptions
-    from bootseer.image.commands_node import materialise as unpack
-    from bootseer.image.commands_traces import check_workload
+    """Unpack a tree to DIR, hot files first, in parallel. Needs neither root nor mounts."""
+    from bootseer.image.commands.node import MaterialiseOptions
+    from bootseer.image.commands.node import materialise as unpack
+    from bootseer.image.commands.traces import check_workload
 
     options = MaterialiseOptions(
         name,
@@ -208,24 +221,24 @@ def materialise(
         os.path.abspath(ready) if ready else "",
     )
     with ProgressLine("bootseer image materialise", is_quiet=quiet) as line:
-        found = unpack(url, folder, options, line, say)
+        found = unpack(url, directory, options, line, print_message)
     done = found.done
     record: dict[str, Any] = {
         "digest": found.digest, "hot_s": found.hot_s, "seconds": line.elapsed_s, **done._asdict(),
     }  # fmt: skip
-    kept = f", {done.kept_files:,} were there" if done.kept_files else ""
+    kept = f", {done.kept_files:,} kept" if done.kept_files else ""
     hot = f", {done.hot_files:,} hot ones after {found.hot_s:.1f} s" if done.hot_files else ""
     text = (
         f"tree {short(found.digest)}: {counted(done.files, 'file')}{kept}, {format_bytes(done.written_bytes)} in"
         f" {line.elapsed_s:.1f} s ({line.rate()}){hot}"
     )
-    report(record, as_json, text)
+    print_result(record, as_json, text)
 
 
 def _run_options(name: str, writable: str, bind: list[str] | None, env: list[str] | None) -> RunOptions:
-    from bootseer.image.commands_run import RunOptions
-    from bootseer.mounts.binds import parse_bind
-    from bootseer.mounts.image_environ import parse_variable
+    from bootseer.image.commands.run import RunOptions
+    from bootseer.mounts.sandbox.binds import parse_bind
+    from bootseer.mounts.sandbox.environ import parse_variable
 
     if writable not in ("tmpfs", "none"):
         writable = os.path.abspath(writable)
@@ -238,7 +251,7 @@ def _run_options(name: str, writable: str, bind: list[str] | None, env: list[str
 
 
 _URL = "hdfs://namenode/images/train"
-# (function, name, example), in the order in which they are shown.
+# (function, name, example), in display order.
 COMMANDS: list[tuple[Callable[..., None], str, str]] = [
     (mount, "mount", f"bootseer image mount {_URL} /mnt/train"),
     (umount, "umount", "bootseer image umount /mnt/train"),

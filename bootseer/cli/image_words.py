@@ -1,4 +1,4 @@
-"""What the commands of `bootseer image` share on the command line: options, lines for people, results."""
+"""Shared parts of the commands of `bootseer image`: options, progress, messages, results."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from typing import Annotated, Any
 
 import typer
 
-from bootseer.cli.progress import LOG_EVERY_S, TERMINAL_EVERY_S, ProgressLine, format_bytes
+from bootseer.cli.progress import LOG_EVERY_S, TERMINAL_EVERY_S, ProgressLine
 from bootseer.cli.sizes import parse_size
-from bootseer.counted import counted
+from bootseer.counted import counted, format_bytes
 
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="of a tree: a folder, a store's URL, or oci://REGISTRY/NAME:TAG")
+    str,
+    typer.Argument(metavar="URL", help="URL of a tree: a directory, a store's URL, or oci://REGISTRY/NAME:TAG"),
 ]
 Name = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="of the tree, where it is not the URL's (a copy, a mirror)")
+    str, typer.Option("--name", metavar="NAME", help="Name of the tree, if not the URL's (a copy, a mirror)")
 ]
 Workload = Annotated[
     str,
-    typer.Option(
-        metavar="KEY", help="16 hex digits: of which recordings (`hot show` shows them); any: for anything"
-    ),
+    typer.Option(metavar="KEY", help="Workload of the access traces, 16 hex digits (see `hot show`), or any"),
 ]
-Key = Annotated[str, typer.Option("--key", metavar="FILE", help="private key to sign with (default this user's)")]
-Unsigned = Annotated[bool, typer.Option("--unsigned", help="do not sign")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+Key = Annotated[str, typer.Option("--key", metavar="FILE", help="Private key to sign with (default: this user's)")]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Omit progress")]
 
 
 class CountLine(ProgressLine):
-    """Progress of what has no known end: `bootseer image build: 1.2 GB in 3,400 files, 140 MB/s`."""
+    """Progress of work of unknown size: `bootseer image build: 1.2 GB in 3,400 files, 140 MB/s`."""
 
     files = 0
 
     def count(self, size: int, files: int) -> None:
-        """More bytes and files."""
+        """Add bytes and files."""
         self.files += files
         self(self.done + size, 0)
 
@@ -60,23 +59,23 @@ class CountLine(ProgressLine):
         self._stream.flush()
 
 
-def say(line: str) -> None:
-    """A line for people, which no script reads."""
+def print_message(line: str) -> None:
+    """Print a message to stderr."""
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{clear}bootseer: {line}\n")
     sys.stderr.flush()
 
 
-def report(record: dict[str, Any], as_json: bool, text: str) -> None:
-    """The result of a command, on stdout."""
+def print_result(record: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print the result of a command to stdout."""
     sys.stdout.write((json.dumps(record) if as_json else text) + "\n")
 
 
 def size_of(text: str | None, flag: str) -> int | None:
-    """Bytes; None without the flag."""
+    """Return the size in bytes; None without the flag."""
     return None if text is None else parse_size(text, flag)
 
 
 def short(digest: str) -> str:
-    """For people."""
+    """Shorten a digest for display."""
     return digest[:16]

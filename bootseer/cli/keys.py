@@ -1,13 +1,12 @@
-"""`bootseer keys ...`: make, show, trust, list and forget the keys that trees and environments are signed with.
+"""`bootseer keys ...`: make, show, trust, list and forget the keys that sign trees and environments.
 
 In: a command line. Out: results on stdout (`--json` for scripts), errors on stderr, an exit status
-(docs/errors.md). What the commands do is in bootseer.trust.
+(docs/reference/errors.md). The commands are implemented in bootseer.trust.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import shlex
 import socket
@@ -17,114 +16,115 @@ from typing import Annotated, Any
 import typer
 
 from bootseer.cli import running
+from bootseer.cli.image_words import Json, print_result
 from bootseer.counted import counted
 from bootseer.errors import ConfigError, NotFound
-from bootseer.trust import KeyFolder, PublicKey, TrustedKey
-from bootseer.trust.key_folder import MOST_FILE_BYTES, SYSTEM_TRUSTED
+from bootseer.trust import KeyDirectory, PublicKey, TrustedKey
+from bootseer.trust.key_folder import MAX_FILE_BYTES, SYSTEM_TRUSTED
 from bootseer.trust.keys import clean_name, parse_publics
 
-app = running.new_app("keys", "Keys: who may publish images and environments that this user runs.")
-
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
+app = running.new_app("keys", "Keys: the publishers whose images and environments this user trusts.")
 
 
 @app.command(epilog="bootseer keys make --name ci@example.com")
 def make(
-    name: Annotated[str, typer.Option(metavar="NAME", help="what others see of it (default USER@HOST)")] = "",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the key that other users see (default: USER@HOST)")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Make this user's key. What is published from now on is signed with it; teammates trust its public part."""
-    folder = KeyFolder.find()
-    key = folder.make(name or f"{_user()}@{socket.gethostname()}")
+    """Make this user's key. It signs everything that this user publishes; teammates trust its public part."""
+    directory = KeyDirectory.find()
+    key = directory.make(name or f"{_user()}@{socket.gethostname()}")
     public = PublicKey(key.public, key.name)
-    record = _own(folder, public)
-    text = f"{public.line}\n{_where(folder)}\n{_way(public)}"
-    _report(record, as_json, text)
+    record = _own(directory, public)
+    text = f"{public.line}\n{_locations(directory)}\n{_trust_commands(public)}"
+    print_result(record, as_json, text)
 
 
 @app.command(epilog="bootseer keys show > ada.pub")
 def show(as_json: Json = False) -> None:
-    """Show this user's public key: one line on stdout, where it lies on stderr."""
-    folder = KeyFolder.find()
-    public = folder.read_public()
+    """Show this user's public key: the key on stdout, its location on stderr."""
+    directory = KeyDirectory.find()
+    public = directory.read_public()
     if public is None:
-        raise NotFound(f"there is no key in {folder.path}: `bootseer keys make` makes one")
-    _report(_own(folder, public), as_json, public.line)
+        raise NotFound(f"there is no key in {directory.path}; make one with `bootseer keys make`")
+    print_result(_own(directory, public), as_json, public.line)
     if not as_json:
-        print(f"{_where(folder)}\n{_way(public)}", file=sys.stderr)
+        print(f"{_locations(directory)}\n{_trust_commands(public)}", file=sys.stderr)
 
 
 @app.command(epilog="bootseer keys trust ada.pub")
 def trust(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a public key (.pub), '-' for stdin")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="another name than the one in it")] = "",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Public key file (.pub), '-' for stdin")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name to use instead of the one in the file")] = "",
     as_json: Json = False,
 ) -> None:
-    """Trust a public key: what it signed is run as if this user had published it."""
-    folder = KeyFolder.find()
+    """Trust a public key: treat everything that it signs as if this user had published it."""
+    directory = KeyDirectory.find()
     keys = _read(file)
     if name and len(keys) > 1:
         raise ConfigError(f"{file} holds {counted(len(keys), 'key')}: one name is not enough")
     if name:
         keys = [keys[0]._replace(name=clean_name(name))]
-    added = [TrustedKey(key, folder.add(key)) for key in keys]
+    added = [TrustedKey(key, directory.add(key)) for key in keys]
     lines = [
         f"trusted: {each.key.name or 'a key without a name'}, keyid {each.key.keyid}\n{each.path}"
         for each in added
     ]
-    _report({"keys": [_record(each) for each in added]}, as_json, "\n".join(lines))
+    print_result({"keys": [_record(each) for each in added]}, as_json, "\n".join(lines))
 
 
 @app.command("list", epilog="bootseer keys list --json")
 def list_(as_json: Json = False) -> None:
-    """List the keys that are trusted, and the files that look like keys and are not used."""
-    found = KeyFolder.find().read_trusted()
+    """List the trusted keys, and the key files that are not used."""
+    found = KeyDirectory.find().read_trusted()
     lines = [f"{each.key.keyid[:16]}  {each.key.name or '-'}  {each.path}" for each in found.keys]
     lines += [f"not used: {reason}" for reason in found.ignored]
     if not lines:
-        lines = ["no key is trusted: `bootseer keys make` makes one, `bootseer keys trust FILE.pub` adds others"]
+        lines = ["no key is trusted; make one (`bootseer keys make`), or add one (`bootseer keys trust FILE.pub`)"]
     record = {"keys": [_record(each) for each in found.keys], "ignored": list(found.ignored)}
-    _report(record, as_json, "\n".join(lines))
+    print_result(record, as_json, "\n".join(lines))
 
 
 @app.command(epilog="bootseer keys forget ada@example.com")
 def forget(
-    which: Annotated[str, typer.Argument(metavar="KEY", help="name or first digits of the keyid")],
+    which: Annotated[str, typer.Argument(metavar="KEY", help="Name, or first digits of the key ID")],
     as_json: Json = False,
 ) -> None:
-    """Trust a key no longer."""
-    gone = KeyFolder.find().forget(which)
-    lines = [f"not trusted any more: {each.key.name or '-'}, keyid {each.key.keyid}" for each in gone]
-    _report({"keys": [_record(each) for each in gone]}, as_json, "\n".join(lines))
+    """Stop trusting a key."""
+    gone = KeyDirectory.find().forget(which)
+    lines = [f"no longer trusted: {each.key.name or '-'}, keyid {each.key.keyid}" for each in gone]
+    print_result({"keys": [_record(each) for each in gone]}, as_json, "\n".join(lines))
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command; returns the exit status."""
+    """Run one command and return the exit status."""
     return running.run(app, "bootseer keys", argv)
 
 
 def _read(file: str) -> list[PublicKey]:
     try:
         if file == "-":
-            data = sys.stdin.buffer.read(MOST_FILE_BYTES + 1)
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
             with open(file, "rb") as source:
-                data = source.read(MOST_FILE_BYTES + 1)
+                data = source.read(MAX_FILE_BYTES + 1)
         text = data.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is no public key") from error
-    if len(data) > MOST_FILE_BYTES:
-        raise ConfigError(f"{file}: is larger than {MOST_FILE_BYTES} bytes: that is no public key")
+        raise ConfigError(f"{file}: is not a public key") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{file}: is larger than {MAX_FILE_BYTES} bytes: it is not a public key")
     keys = parse_publics(text, file)
     if not keys:
         raise ConfigError(f"{file}: holds no public key")
     return keys
 
 
-def _own(folder: KeyFolder, public: PublicKey) -> dict[str, Any]:
-    return _record(TrustedKey(public, folder.public_path)) | {"private_path": folder.private_path}
+def _own(directory: KeyDirectory, public: PublicKey) -> dict[str, Any]:
+    return _record(TrustedKey(public, directory.public_path)) | {"private_path": directory.private_path}
 
 
 def _record(trusted: TrustedKey) -> dict[str, Any]:
@@ -138,17 +138,17 @@ def _record(trusted: TrustedKey) -> dict[str, Any]:
     }
 
 
-def _where(folder: KeyFolder) -> str:
+def _locations(directory: KeyDirectory) -> str:
     return (
-        f"public key: {folder.public_path}\n"
-        f"private key: {folder.private_path} (signs what you publish; jobs and teammates never need it)"
+        f"public key: {directory.public_path}\n"
+        f"private key: {directory.private_path} (signs what you publish; jobs and teammates never need it)"
     )
 
 
-def _way(public: PublicKey) -> str:
+def _trust_commands(public: PublicKey) -> str:
     return (
-        f"teammates trust it by: echo {shlex.quote(public.line)} | bootseer keys trust -\n"
-        f"root trusts it for all users of a node by putting that line into a file in {SYSTEM_TRUSTED}/"
+        f"teammates trust it with: echo {shlex.quote(public.line)} | bootseer keys trust -\n"
+        f"root trusts it for all users of a node: write that line to a file in {SYSTEM_TRUSTED}/"
     )
 
 
@@ -157,7 +157,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def _report(record: dict[str, Any], as_json: bool, text: str) -> None:
-    sys.stdout.write((json.dumps(record) if as_json else text) + "\n")

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a line that is drawn anew on a terminal, a line every few seconds elsewhere."""
+"""Progress of long work on stderr: a line that is redrawn on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from bootseer.counted import format_bytes
+
 TERMINAL_EVERY_S = 0.2
 LOG_EVERY_S = 10.0
 
 
 class ProgressLine:
-    """As `bootseer ckpt stripe: 1.2 GB of 4 GB, 830 MB/s`. Nothing is shown of work that is done at once."""
+    """A progress line: `bootseer ckpt stripe: 1.2 GB of 4 GB, 830 MB/s`. Short work shows nothing."""
 
     def __init__(self, what: str, *, is_quiet: bool = False, stream: TextIO | None = None) -> None:
         self._what = what
@@ -25,7 +27,7 @@ class ProgressLine:
         self.done = 0  # bytes
 
     def __call__(self, done: int, total: int) -> None:
-        """Bytes that are done, of how many."""
+        """Show the bytes done, and their total."""
         self.done = done
         now_s = time.monotonic()
         if self._is_quiet or now_s - self._shown_s < (TERMINAL_EVERY_S if self._is_terminal else LOG_EVERY_S):
@@ -44,7 +46,7 @@ class ProgressLine:
         return time.monotonic() - self._began_s
 
     def rate(self) -> str:
-        """Since the beginning."""
+        """Return the average rate since the beginning."""
         return f"{format_bytes(self.done / max(self.elapsed_s, 1e-6))}/s"
 
     def __enter__(self) -> ProgressLine:
@@ -56,12 +58,3 @@ class ProgressLine:
         if self._is_drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-
-
-def format_bytes(count: float) -> str:
-    """Powers of 1000: 12 B, 4.1 kB, 830 MB, 1.4 GB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 999.5 or unit == "TB":
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    raise AssertionError

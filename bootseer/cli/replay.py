@@ -1,7 +1,7 @@
 """`bootseer replay`: find the machine at fault by replaying a job on groups of machines.
 
 In: a command line. Out: results on stdout (`--json` for scripts), progress and errors on stderr, an exit status
-(docs/errors.md). Which groups, and who it is: bootseer.diagnose.
+(docs/reference/errors.md). bootseer.hangs chooses the groups and finds the culprit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from bootseer.cli.image_words import Json
 from bootseer.errors import ConfigError, NotFound, UsageError
 
 HELP = """\
-Find the machine at fault: replay a job on groups of machines, so that the groups that fail tell which one it is.
+Find the machine at fault: replay a job on groups of machines, and deduce it from the groups that fail.
 
-The command runs once a group, groups of a round at the same time. It finds its machines in the environment:
-BOOTSEER_REPLAY_HOSTS (with commas between), BOOTSEER_REPLAY_NODES (how many), BOOTSEER_REPLAY_GROUP (a number).
-Exit status 0 of the command: all is well there; any other, and its time being up: the fault has shown.
+The command runs once for each group, and the groups of a round run at the same time. Its environment names its
+machines: BOOTSEER_REPLAY_HOSTS (separated by commas), BOOTSEER_REPLAY_NODES (their number), BOOTSEER_REPLAY_GROUP
+(a number). If the command ends with status 0, the group is fault-free. Any other status, or the time limit, means
+that the fault occurred.
 
-Of M machines in groups of m two rounds suffice when m is at most M / m; else more follow. It is one machine that
-is looked for; that there are several is said, too.
+For M machines in groups of m, two rounds are enough if m is at most M / m; otherwise more follow. The search
+assumes one faulty machine, and reports if there are several.
 """
 EPILOG = """\
 bootseer replay --hosts hosts.txt --group-size 4 --limit 900
@@ -33,13 +34,13 @@ bootseer replay --hosts hosts.txt --group-size 4 --limit 900
 
 bootseer replay --hosts node1,node2,node3,node4 --group-size 2 --plan
 """
-MOST_HOSTS = 100_000
-MOST_HOSTS_BYTES = 16 << 20
-WORDS = {
+MAX_HOSTS = 100_000
+MAX_HOSTS_BYTES = 16 << 20
+VERDICT_TEXTS = {
     "one": "{0} is at fault: every group with it failed, and every other machine was in one that did not",
-    "none": "no group failed: the fault does not come again, or needs more machines than a group has",
-    "all": "every group failed: that is no single machine's fault",
-    "several": "more than one machine, or not to be told apart: {0}",
+    "none": "no group failed: the fault did not recur, or needs more machines than a group has",
+    "all": "every group failed: no single machine is at fault",
+    "several": "several machines are at fault, or cannot be distinguished: {0}",
 }
 STATUSES = {"one": 0, "none": 3, "all": 4, "several": 5}
 
@@ -50,42 +51,43 @@ app = running.new_app("replay")
 def replay(
     hosts: Annotated[
         str,
-        typer.Option("--hosts", metavar="FILE|A,B,...", help="the machines: a file with one a line, or a list"),
+        typer.Option("--hosts", metavar="FILE|A,B,...", help="Machines: a file with one on each line, or a list"),
     ],
     group_size: Annotated[
         int,
         typer.Option(
-            "--group-size", metavar="M", help="machines a replay needs: a whole pipeline, or more of them"
+            "--group-size", metavar="M", help="Machines that one replay needs: a whole pipeline, or several"
         ),
     ],
-    run: Annotated[str, typer.Option("--run", metavar="COMMAND", help="replays the job, for a shell")] = "",
-    limit: Annotated[float, typer.Option("--limit", metavar="S", help="seconds for one replay")] = 1800.0,
+    run: Annotated[str, typer.Option("--run", metavar="COMMAND", help="Shell command that replays the job")] = "",
+    limit: Annotated[float, typer.Option("--limit", metavar="S", help="Seconds for one replay")] = 1800.0,
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", help="groups at the same time (default: a whole round)")
+        int,
+        typer.Option("--parallel", metavar="N", help="Groups to run at the same time (default: a whole round)"),
     ] = 0,
-    plan: Annotated[bool, typer.Option("--plan", help="show the first rounds and run nothing")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the first rounds, and run nothing")] = False,
     as_json: Json = False,
 ) -> None:
     """Find the machine at fault."""
-    from bootseer.diagnose.replay import Replay
+    from bootseer.hangs.replay import ReplaySearch
 
     machines = _read_hosts(hosts)
     try:
-        search = Replay(machines, group_size)
+        search = ReplaySearch(machines, group_size)
     except ValueError as error:
         raise ConfigError(f"--hosts and --group-size: {error}") from None
     if plan:
         _show_plan(search, as_json)
         return
     if not run.strip():
-        raise UsageError("--run is missing: what replays the job on a group (or --plan, to see the groups)")
+        raise UsageError("--run is missing; give the command that replays the job, or --plan to see the groups")
     if not 0 < limit < 1e7 or parallel < 0:
         raise UsageError("--limit needs a number of seconds above 0, --parallel a number of groups")
     raise typer.Exit(_search(search, run, limit, parallel, as_json))
 
 
 def _search(search: Any, command: str, limit_s: float, parallel: int, as_json: bool) -> int:
-    from bootseer.diagnose.replay_run import Result, run_groups
+    from bootseer.hangs.replay_run import GroupResult, run_groups
 
     done: list[dict[str, Any]] = []
     number = 0
@@ -93,9 +95,9 @@ def _search(search: Any, command: str, limit_s: float, parallel: int, as_json: b
         number += 1
         print(f"bootseer replay: round {number}: {len(groups)} groups", file=sys.stderr)
 
-        def tell(result: Result, number: int = number) -> None:
+        def tell(result: GroupResult, number: int = number) -> None:
             how = f"no end within {limit_s:g} s" if result.is_late else f"exit status {result.status}"
-            word = "well" if not result.failed else f"failed ({how})" if result.ran else f"did not run ({how})"
+            word = "passed" if not result.failed else f"failed ({how})" if result.ran else f"did not run ({how})"
             named = " ".join(result.group.machines)
             print(f"  group {result.group.number}: {word} after {result.seconds:.1f} s: {named}", file=sys.stderr)
             done.append(
@@ -124,7 +126,7 @@ def _search(search: Any, command: str, limit_s: float, parallel: int, as_json: b
         record = {"v": 1, "found": name, "suspects": list(verdict.suspects), "groups": done}
         print(json.dumps(record))
     else:
-        print(WORDS[name].format(", ".join(verdict.suspects)))
+        print(VERDICT_TEXTS[name].format(", ".join(verdict.suspects)))
     return STATUSES[name]
 
 
@@ -143,20 +145,20 @@ def _read_hosts(hosts: str) -> list[str]:
     if "," not in hosts and (os.path.exists(hosts) or "/" in hosts):
         try:
             with open(hosts, "rb") as file:
-                text = file.read(MOST_HOSTS_BYTES).decode("utf-8", "replace")
+                text = file.read(MAX_HOSTS_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
             raise NotFound(f"--hosts: there is no file {hosts}") from None
         except OSError as error:
-            raise ConfigError(f"--hosts: {hosts} cannot be read: {error.strerror}") from None
+            raise ConfigError(f"--hosts {hosts}: cannot be read: {error.strerror}") from None
         names = [line.split("#")[0].strip() for line in text.splitlines()]
     else:
         names = [each.strip() for each in hosts.split(",")]
     names = [each for each in names if each]
     bad = next((each for each in names if len(each) > 255 or not set(each) <= _ALLOWED), "")
     if bad:
-        raise ConfigError(f"--hosts: {bad[:80]!r} is no name of a machine: one a line, or with commas between")
-    if len(names) > MOST_HOSTS:
-        raise ConfigError(f"--hosts: {len(names)} machines, more than {MOST_HOSTS}")
+        raise ConfigError(f"--hosts: {bad[:80]!r} is not a valid machine name; give one a line, or use commas")
+    if len(names) > MAX_HOSTS:
+        raise ConfigError(f"--hosts: {len(names)} machines, more than {MAX_HOSTS}")
     return names
 
 
@@ -164,5 +166,5 @@ _ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; returns the exit status."""
+    """Run the command and return the exit status."""
     return running.run(app, "bootseer replay", argv)

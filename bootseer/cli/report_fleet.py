@@ -1,4 +1,4 @@
-"""`bootseer report fleet DIR...`: many jobs: the share of time that starts took."""
+"""`bootseer report fleet DIR...`: the share of time that starts took, over many jobs."""
 
 from __future__ import annotations
 
@@ -12,36 +12,43 @@ from bootseer.errors import BootseerError, UsageError
 from bootseer.formats import one_line
 
 app = running.new_app("fleet")
-MOST_NOTES = 100
+MAX_NOTES = 100
 
 
 @app.command(epilog="bootseer report fleet /logs --parquet starts.parquet")
 def fleet(
-    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="log folders; each may hold many jobs")],
+    directories: Annotated[
+        list[str], typer.Argument(metavar="DIR...", help="Log directories; each may have many jobs")
+    ],
     parquet: Annotated[
-        str, typer.Option("--parquet", metavar="FILE", help="write one row a job, attempt, node, rank and stage")
+        str,
+        typer.Option(
+            "--parquet",
+            metavar="FILE",
+            help="Write a Parquet file with one row for each job, attempt, node, rank and stage",
+        ),
     ] = "",
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="write the text or JSON there, not to stdout")
+        str, typer.Option("--out", metavar="FILE", help="Write the text or JSON to this file, not to stdout")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Say which share of many jobs' time went into starts: by size, by stage, and which nodes were slow."""
+    """Show the share of many jobs' time that starts took: by size and by stage, with the slow nodes."""
     import contextlib
 
-    from bootseer.startup.analysis import analyse_job
-    from bootseer.startup.finding import find_jobs
-    from bootseer.startup.fleet import FleetMaker, fleet_text
-    from bootseer.startup.parquet_rows import ParquetRows
-    from bootseer.startup.reading import read_job
-    from bootseer.startup.report import encode
-    from bootseer.startup.starts import split_runs
+    from bootseer.report.analysis import analyse_job
+    from bootseer.report.finding import find_jobs
+    from bootseer.report.fleet import FleetMaker, fleet_text
+    from bootseer.report.parquet_rows import ParquetRows
+    from bootseer.report.reading import read_job
+    from bootseer.report.report import encode
+    from bootseer.report.starts import split_runs
 
     jobs: set[tuple[str, ...]] = set()
     notes: list[str] = []
-    for folder in folders:
+    for directory in directories:
         try:
-            jobs.update(job.paths for job in find_jobs(folder))
+            jobs.update(job.paths for job in find_jobs(directory))
         except UsageError as error:
             notes.append(str(error))
     maker = FleetMaker()
@@ -62,6 +69,6 @@ def fleet(
                 count += 1
         if not count:
             more = f" (and {len(notes) - 1:,} more)" if len(notes) > 1 else ""
-            raise UsageError(f"there is no job to report on: {notes[0]}{more}" if notes else "there is no job")
-    result = maker.finish(notes[:MOST_NOTES])
-    report_job.put(encode(result) if as_json else fleet_text(result).encode("utf-8", "replace"), out)
+            raise UsageError(f"no job to report: {notes[0]}{more}" if notes else "no job to report")
+    result = maker.finish(notes[:MAX_NOTES])
+    report_job.write_output(encode(result) if as_json else fleet_text(result).encode("utf-8", "replace"), out)

@@ -1,6 +1,6 @@
-"""Groups of commands: how all of them look, and how one is run.
+"""Groups of commands: their common settings, and how one is run.
 
-What is thrown becomes one line on stderr and an exit status (docs/errors.md).
+Each exception becomes one line on stderr and an exit status (docs/reference/errors.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ANY_LENGTH = 1 << 16
 
 
 class _Group(TyperGroup):
-    """Its help has the first sentence of each command whole, over several lines where need be."""
+    """A group whose help shows the whole first sentence of each command, on several lines if needed."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -28,7 +28,7 @@ class _Group(TyperGroup):
 
 
 def new_app(name: str = "", text: str = "") -> typer.Typer:
-    """A group of commands, as all of `bootseer` are."""
+    """Create a group of commands with the settings of all `bootseer` commands."""
     return typer.Typer(
         name=name or None,
         cls=_Group,
@@ -41,13 +41,13 @@ def new_app(name: str = "", text: str = "") -> typer.Typer:
 
 
 def run(app: typer.Typer, name: str, argv: list[str]) -> int:
-    """Runs one command of the group called `name`; returns the exit status."""
+    """Run one command of the group `name` and return the exit status."""
     try:
         ended = app(args=argv, prog_name=name, standalone_mode=False)
     except typer.Abort:
         return 130
     except BrokenPipeError:
-        return 141  # as of SIGPIPE: a reader of stdout has seen enough
+        return 141  # as after SIGPIPE: the reader of stdout has closed it
     except BootseerError as error:
         print(f"bootseer: error: {error}", file=sys.stderr)
         return error.exit_status

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in command lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bootseer.errors import UsageError
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes from 4096, 512MiB, 1.5GiB, 200GB."""
+    """Return bytes from 4096, 512MiB, 1.5GiB, 200GB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B?", text)
     if found is None:
         raise UsageError(f"{flag} {text!r}: give bytes, or a number with a unit, as in 512MiB or 200GB")

@@ -1,6 +1,6 @@
-"""Folders for a while, in the cache of this user, that whoever comes next removes when their owner was killed.
+"""Temporary directories in this user's cache; the next user of them removes those of killed owners.
 
-CACHE/env/scratch/NAME.lock    locked as long as its owner lives; made before the folder, and goes after it
+CACHE/env/scratch/NAME.lock locked while its owner lives; created before the directory and removed after it
 CACHE/env/scratch/NAME/
 """
 
@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from bootseer.blocks.locks import try_lock
-from bootseer.cache_folder import make_private
+from bootseer.cache_folder import make_private_dir
 from bootseer.errors import BootseerError
-from bootseer.mounts import image_shared
+from bootseer.linux.locks import is_at, try_lock
+from bootseer.mounts.sandbox import shared as image_shared
 from bootseer.storage.os_errors import map_os_errors
 
-OLD_S = 86_400.0  # where there are no locks
+OLD_S = 86_400.0  # where locks are not supported
 _LOCK = ".lock"
 _BYTE = 0
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -28,61 +28,60 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @contextmanager
 def scratch(environ: Mapping[str, str]) -> Iterator[str]:
-    """A new folder, absolute, for this user alone; gone with the block. Without a cache it is one of TMPDIR.
+    """Yield a new private directory (absolute path), removed at the end of the block; without a cache, one of
+    TMPDIR.
 
-    Raises: StorageError when it cannot be made.
+    Raises: StorageError if it cannot be created.
     """
-    above = _folder(environ)
+    above = _directory(environ)
     if not above:
         with map_os_errors("TMPDIR"):
             temporary = tempfile.TemporaryDirectory(prefix="bootseer-env-")
-        with temporary as folder:
-            yield folder
+        with temporary as directory:
+            yield directory
         return
     _sweep(above)
     with map_os_errors(above):
         fd, name = _claim(above)
-    folder = os.path.join(above, name)
+    directory = os.path.join(above, name)
     try:
-        with map_os_errors(folder):
-            os.mkdir(folder, 0o700)
-        yield folder
+        with map_os_errors(directory):
+            os.mkdir(directory, 0o700)
+        yield directory
     finally:
         _remove(above, name)
         os.close(fd)
 
 
 def sweep(environ: Mapping[str, str]) -> None:
-    """Removes what has no living owner; what cannot be removed stays."""
-    above = _folder(environ)
+    """Remove directories without a living owner; failures are ignored."""
+    above = _directory(environ)
     if above:
         _sweep(above)
 
 
-def _folder(environ: Mapping[str, str]) -> str:
-    """Of all of them, made; "" if there is no place for a cache."""
+def _directory(environ: Mapping[str, str]) -> str:
+    """Create and return the parent of all scratch directories; "" if there is no cache directory."""
     try:
-        folder = image_shared.scratch(environ)
-        make_private(folder)
+        directory = image_shared.scratch(environ)
+        make_private_dir(directory)
     except (BootseerError, OSError):
         return ""
-    return folder
+    return directory
 
 
 def _claim(above: str) -> tuple[int, str]:
-    """The open file of the lock, and the name that is free. Raises: OSError."""
+    """Return the open lock file, and the name that it reserves. Raises: OSError."""
     while True:
         name = secrets.token_hex(8)
         path = os.path.join(above, name + _LOCK)
         fd = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            if try_lock(fd, _BYTE) and os.path.samestat(os.lstat(path), os.fstat(fd)):
+            if try_lock(fd, _BYTE) and is_at(fd, path):
                 return fd, name
-        except FileNotFoundError:
-            pass  # it was taken for a dead one before it was locked
         except OSError:
-            return fd, name  # no locks here: nobody removes it before OLD_S
-        os.close(fd)
+            return fd, name  # no locks here: it is kept for OLD_S
+        os.close(fd)  # another process removed it as dead before it was locked
 
 
 def _sweep(above: str) -> None:
@@ -101,7 +100,7 @@ def _remove_dead(above: str, name: str) -> None:
     try:
         fd = os.open(os.path.join(above, name + _LOCK), _OPEN)
     except OSError:
-        return  # gone
+        return  # already removed
     try:
         if _is_dead(fd):
             _remove(above, name)
@@ -117,7 +116,7 @@ def _is_dead(fd: int) -> bool:
 
 
 def _remove(above: str, name: str) -> None:
-    """The lock goes last: a folder without one is dead."""
+    """Remove the lock last, as a directory without one is dead."""
     shutil.rmtree(os.path.join(above, name), ignore_errors=True)
     try:
         os.unlink(os.path.join(above, name + _LOCK))

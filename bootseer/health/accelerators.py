@@ -11,40 +11,40 @@ if TYPE_CHECKING:
     from bootseer.health.nvml import Gpu
 
 _IDLE = 0x1
-# Bits of nvmlClocksThrottleReasons. The power cap of software (0x4) is how a busy GPU works, and no fault.
+# Bits of nvmlClocksThrottleReasons. The software power cap (0x4) is normal on a busy GPU, and no fault.
 _THROTTLED = {
-    0x20: ("software slows it down for its temperature", WARN),
-    0x40: ("hardware slows it down for its temperature", FAIL),
+    0x20: ("software slows it down because of its temperature", WARN),
+    0x40: ("hardware slows it down because of its temperature", FAIL),
     0x80: ("the power supply slows it down", FAIL),
 }
 _HARDWARE_SLOWDOWN = 0x8
-_RESET = "reset it (nvidia-smi -r) or reboot; if it comes again take it out"
-_COOL = "look at fans, air and power supply of the node"
+_RESET = "reset it (nvidia-smi -r) or reboot; if the error recurs replace it"
+_COOL = "check fans, air flow and power supply of the node"
 
 
-def judge_missing(expected: int | None, why: str, has_other: bool) -> list[Finding]:
-    """NVIDIA's library is not there. Args: why: it says; has_other: there are accelerators of another maker."""
+def judge_missing_library(expected: int | None, why: str, has_other: bool) -> list[Finding]:
+    """Judge a node without NVIDIA's library. Args: why: the error; has_other: it has other accelerators."""
     if expected:
-        what, way_out = f"none can be seen: {why}", "install the driver, or give the container its devices"
+        what, way_out = f"none found: {why}", "install the driver, or give the container its devices"
         return [Finding("accelerators", FAIL, what, "", 0, expected, "GPUs", way_out)]
     if has_other:
-        what = "accelerators of other makers than NVIDIA are not looked at"
-        return [Finding("accelerators", UNKNOWN, what, way_out="check them by --own")]
+        what = "accelerators of vendors other than NVIDIA are not checked"
+        return [Finding("accelerators", UNKNOWN, what, way_out="check them with --own")]
     return [Finding("accelerators", OK, "there are none, and none were expected")]
 
 
 def judge_driver(why: str) -> list[Finding]:
-    """The library is there and does not begin."""
+    """Judge a library that cannot be initialised."""
     way_out = "see dmesg; load the driver, or reboot after it was updated"
     return [Finding("accelerators", FAIL, f"NVIDIA's driver does not work: {why}", way_out=way_out)]
 
 
 def judge_gpus(gpus: list[Gpu], expected: int | None, own: frozenset[int], limits: Limits) -> list[Finding]:
-    """Args: own: processes that may compute here (of the job that asks)."""
+    """Judge all devices. Args: own: processes that may compute here (of the requesting job)."""
     findings = []
     working = sum(not gpu.error for gpu in gpus)
     if expected is not None and working != expected:
-        level, what, way_out = WARN, "more work than expected", "correct what is expected"
+        level, what, way_out = WARN, "more work than expected", "correct the expected number"
         if working < expected:
             level, what = FAIL, "fewer work than expected"
             way_out = "see dmesg for Xids, and which devices the container has"
@@ -54,8 +54,8 @@ def judge_gpus(gpus: list[Gpu], expected: int | None, own: frozenset[int], limit
         if gpu.error:
             findings.append(Finding("accelerators", FAIL, gpu.error, _where(gpu), way_out=_RESET))
             continue
-        findings += _memory(gpu) + _slowed(gpu, limits) + _links(gpu, links) + _strangers(gpu, own)
-    return findings or [Finding("accelerators", OK, f"{working} GPUs are well")]
+        findings += _memory(gpu) + _slowed(gpu, limits) + _links(gpu, links) + _other_processes(gpu, own)
+    return findings or [Finding("accelerators", OK, f"{working} GPUs are healthy")]
 
 
 def _where(gpu: Gpu) -> str:
@@ -83,36 +83,36 @@ def _slowed(gpu: Gpu, limits: Limits) -> list[Finding]:
         said.append(("hardware slows it down", FAIL))
     found = [Finding("accelerators", level, what, _where(gpu), way_out=_COOL) for what, level in said]
     if gpu.temperature_c is not None and gpu.slowdown_c:
-        most_c = gpu.slowdown_c - limits.accelerator_margin_c
-        if gpu.temperature_c >= most_c:
-            found.append(Finding("accelerators", WARN, "hot", _where(gpu), gpu.temperature_c, most_c, "C", _COOL))
+        max_c = gpu.slowdown_c - limits.accelerator_margin_c
+        if gpu.temperature_c >= max_c:
+            found.append(Finding("accelerators", WARN, "hot", _where(gpu), gpu.temperature_c, max_c, "C", _COOL))
     return found
 
 
 def _links(gpu: Gpu, nvlinks: int) -> list[Finding]:
-    """PCIe, and NVLink. Args: nvlinks: of the GPU of this node that has most; by bridges some never have all."""
+    """Judge PCIe and NVLink. Args: nvlinks: the most of any GPU here; with bridges some never have all."""
     found = []
     width, most = gpu.pcie_width, gpu.pcie_width_most
-    seat = "seat the device anew, or have its slot looked at"
+    seat = "reseat the device, or have its slot inspected"
     if width is not None and most and width < most:
         what = "its PCIe link is narrow"
         found.append(Finding("accelerators", WARN, what, _where(gpu), width, most, "lanes", seat))
     speed, best = gpu.pcie_generation, gpu.pcie_generation_most
-    # An idle device saves power by a slower link: that says nothing.
+    # An idle device saves power by a slower link: that is no fault.
     is_idle = gpu.throttle_reasons is None or bool(gpu.throttle_reasons & _IDLE)
     if speed is not None and best and speed < best and not is_idle:
         what = "its PCIe link is slow although it works: generation"
         found.append(Finding("accelerators", WARN, what, _where(gpu), speed, best, "", seat))
     if sum(gpu.nvlinks) < nvlinks:
-        what, way_out = "NVLinks are up", "see dmesg for Xid 74; reset all GPUs, or look at the NVSwitches"
+        what, way_out = "NVLinks are up", "see dmesg for Xid 74; reset all GPUs, or inspect the NVSwitches"
         found.append(Finding("accelerators", FAIL, what, _where(gpu), sum(gpu.nvlinks), nvlinks, "links", way_out))
     return found
 
 
-def _strangers(gpu: Gpu, own: frozenset[int]) -> list[Finding]:
+def _other_processes(gpu: Gpu, own: frozenset[int]) -> list[Finding]:
     pids = sorted(set(gpu.processes) - own)
     if not pids:
         return []
     what = f"processes compute on it: {', '.join(map(str, pids[:8]))}"
-    way_out = "end what is left of other jobs"
+    way_out = "end processes left by other jobs"
     return [Finding("accelerators", WARN, what, _where(gpu), len(pids), 0, "processes", way_out)]

@@ -1,7 +1,7 @@
-"""The one door to what the machine says: proc, sys, the kernel's log, clock, limits, disks, NVIDIA's library.
+"""The host interface of all checks: proc, sys, the kernel's log, clock, limits, disks, NVIDIA's library.
 
-Everything that checks know comes through here, so that tests put a tree of files and a library of their own behind
-the same door. Files of proc and sys are bounded; what is not there, or may not be read, is "" or None.
+Checks read facts only through it, so tests can replace the files and the library. Files of proc and sys are
+bounded. A missing or unreadable fact is "" or None.
 Sources: proc(5), Documentation/ABI/testing/dev-kmsg, adjtimex(2).
 """
 
@@ -14,70 +14,72 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-MOST_TEXT_BYTES = 1 << 20
-MOST_LOG_LINES = 20_000  # the newest ones
-_MOST_LOG_READS = 500_000  # more than the largest buffer holds
+from bootseer.linux.syscalls import libc
+
+MAX_TEXT_BYTES = 1 << 20
+MAX_LOG_LINES = 20_000  # the newest ones
+_MAX_LOG_READS = 500_000  # more than the largest buffer holds
 _RECORD_BYTES = 8192
 
 
-class Room(NamedTuple):
-    """Of a file system."""
+class FileSystemSpace(NamedTuple):
+    """The space of a file system."""
 
     total_bytes: int
     free_bytes: int  # for this user
-    inodes: int  # 0: it does not count them
+    inodes: int  # 0: not counted
     free_inodes: int
     is_read_only: bool
 
 
 class ClockState(NamedTuple):
-    """What the kernel knows of its clock."""
+    """The kernel's state of the clock."""
 
     is_synchronised: bool
     offset_s: float  # still to be corrected
-    error_s: float  # bound of the error, as the kernel has it
+    error_s: float  # the kernel's bound of the error
 
 
-class Door:
-    """Args: root: where proc, sys, dev and run lie; nvml: path or name of NVIDIA's library."""
+class HostInterface:
+    """The host interface. Args: root: parent of proc, sys, dev and run; nvml: path or name of NVIDIA's library."""
 
     def __init__(self, root: str = "/", nvml: str = "libnvidia-ml.so.1") -> None:
         self.root = root
         self.nvml = nvml
 
     def at(self, path: str) -> str:
-        """A path from the root, as it is to be opened."""
+        """Return a path below the root."""
         return os.path.join(self.root, path.lstrip("/"))
 
     def text(self, path: str) -> str:
-        """The contents of a small file, stripped."""
+        """Return the contents of a small file, stripped."""
         try:
             with open(self.at(path), "rb") as file:
-                return file.read(MOST_TEXT_BYTES).decode(errors="replace").strip()
+                return file.read(MAX_TEXT_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
 
     def number(self, path: str) -> int | None:
-        """A file that holds one number, also in hexadecimal."""
+        """Return the number that a file holds, decimal or hexadecimal."""
         try:
             return int(self.text(path), 0)
         except ValueError:
             return None
 
-    def names(self, folder: str) -> list[str]:
-        """What lies in a folder, sorted."""
+    def names(self, directory: str) -> list[str]:
+        """Return the names in a directory, sorted."""
         try:
-            return sorted(os.listdir(self.at(folder)))
+            return sorted(os.listdir(self.at(directory)))
         except OSError:
             return []
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(self.at(path))
 
-    def room(self, path: str) -> Room:
-        """Of the file system of a path, which may not answer for ever. Raises: OSError."""
+    def room(self, path: str) -> FileSystemSpace:
+        """Return the space of a path's file system; may block for ever. Raises: OSError."""
         found = os.statvfs(path)
-        return Room(
+        return FileSystemSpace(
             found.f_blocks * found.f_frsize,
             found.f_bavail * found.f_frsize,
             found.f_files,
@@ -86,11 +88,11 @@ class Door:
         )
 
     def file_limit(self) -> int:
-        """Descriptors that a process of this one's may have."""
+        """Return the number of descriptors that a child process may have."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def locked_limit_bytes(self) -> int | None:
-        """Memory that may be locked; None for all of it."""
+        """Return the memory that may be locked; None: no limit."""
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         return None if limit == resource.RLIM_INFINITY else limit
 
@@ -98,17 +100,17 @@ class Door:
         return len(os.sched_getaffinity(0))
 
     def sleep(self, seconds: float) -> None:
-        """Between two looks at a counter."""
+        """Wait between two readings of a counter."""
         time.sleep(seconds)
 
     def now_s(self) -> float:
-        """Monotonic, for what is timed."""
+        """Return monotonic time, for durations."""
         return time.monotonic()
 
     def clock(self) -> ClockState | None:
-        """None where this may not be asked."""
+        """Return the state of the clock; None if reading it is not permitted."""
         buffer = _Timex()
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(buffer))
+        state = libc().adjtimex(ctypes.byref(buffer))
         if state < 0:
             return None
         unit = 1e-9 if buffer.status & _STA_NANO else 1e-6
@@ -116,20 +118,20 @@ class Door:
         return ClockState(is_synchronised, buffer.offset * unit, buffer.maxerror * 1e-6)
 
     def kernel_log(self, hours: float) -> list[str] | None:
-        """The newest lines of the kernel, of that many hours; None where it may not be read."""
+        """Return the newest kernel lines, of that many hours; None if the log is not readable."""
         try:
             fd = os.open(self.at("dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError:
             return None
         since_us = (time.clock_gettime(time.CLOCK_MONOTONIC) - hours * 3600) * 1e6
-        lines: deque[str] = deque(maxlen=MOST_LOG_LINES)
+        lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         rest = b""
         try:
-            for _ in range(_MOST_LOG_READS):
+            for _ in range(_MAX_LOG_READS):
                 try:
                     data = os.read(fd, _RECORD_BYTES)
                 except BrokenPipeError:
-                    continue  # what was next has been overwritten
+                    continue  # the next record has been overwritten
                 except BlockingIOError:
                     break
                 except OSError:
@@ -145,7 +147,7 @@ class Door:
 
 
 def _messages(text: str, since_us: float) -> list[str]:
-    """Of records "priority,number,microseconds,flags;message"; lines that begin with a space are a dictionary."""
+    """Parse records "priority,number,microseconds,flags;message"; lines with a leading space are a dictionary."""
     found = []
     for line in text.splitlines():
         head, _, message = line.partition(";")

@@ -1,8 +1,7 @@
-"""What a check has found: one finding a line, for people and as JSON. Pure.
+"""Findings of checks, as lines of text and as JSON. Pure.
 
-A finding names the check, how bad it is, where (device, mount, NIC, path), what was measured against which limit,
-and the way out. Checks write theirs to us from other processes, and users write their own: `from_json` takes
-nothing on trust.
+A finding has a check, a level, a place (device, mount, NIC, path), a measured value, its limit, and a fix
+(`way_out`). Checks in other processes and users' own checks write findings, so `from_json` trusts nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from bootseer.counted import format_bytes
+
 OK, WARN, FAIL, UNKNOWN, HUNG = "ok", "warn", "fail", "unknown", "hung"
 LEVELS = (OK, UNKNOWN, WARN, FAIL, HUNG)  # from good to bad
 BAD = (FAIL, HUNG)
-MOST_TEXT_CHARACTERS = 500
-MOST_FINDINGS = 256  # of one check
+MAX_TEXT_CHARACTERS = 500
+MAX_FINDINGS = 256  # of one check
 
 
 class Finding(NamedTuple):
-    """One result. `measured` and `limit` are in `unit` ("" for a plain number); None where nothing is measured."""
+    """One result. `measured` and `limit` are in `unit` ("" for a plain number); None if nothing is measured."""
 
     check: str
     level: str  # one of LEVELS
@@ -31,7 +32,7 @@ class Finding(NamedTuple):
     way_out: str = ""
 
     def line(self) -> str:
-        """As people read it."""
+        """Return the finding as a line of text."""
         text = f"{self.level:<7} {self.check}"
         text += f" {self.where}: {self.what}" if self.where else f": {self.what}"
         if self.measured is not None:
@@ -41,49 +42,50 @@ class Finding(NamedTuple):
 
 
 def format_value(value: float, unit: str) -> str:
-    """A number with its unit: 1.5 GB, 12 %, 3 s, 17."""
+    """Format a number with its unit: 1.5 GB, 12 %, 3 s, 17."""
     if unit == "bytes":
-        for name in ("B", "kB", "MB", "GB"):
-            if abs(value) < 999.5:
-                return f"{value:.3g} {name}"
-            value /= 1000
-        return f"{value:.3g} TB"
+        return format_bytes(value)
     number = f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"
     return f"{number} {unit}".rstrip()
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """The worst level of all; ok for none."""
+    """Return the worst level of all; ok without findings."""
     return max((found.level for found in findings), key=LEVELS.index, default=OK)
 
 
 def if_below(value: float, least: float, enough: float) -> tuple[str, float]:
-    """Level and limit of something of which there can be too little: fail below `least`, warn below `enough`."""
+    """Return level and limit of a value that can be too small: fail below `least`, warn below `enough`."""
     return (FAIL, least) if value < least else (WARN if value < enough else OK, enough)
 
 
 def if_above(value: float, much: float, most: float = math.inf) -> tuple[str, float]:
-    """The same of something of which there can be too much: warn above `much`, fail above `most`."""
+    """Return level and limit of a value that can be too large: warn above `much`, fail above `most`."""
     return (FAIL, most) if value > most else (WARN if value > much else OK, much)
 
 
 def one_line(text: str) -> str:
-    """What others wrote, without what would move a terminal's cursor or make a line of its own."""
-    clean = "".join(char if char.isprintable() else " " for char in text[: 4 * MOST_TEXT_CHARACTERS])
-    return " ".join(clean.split())[:MOST_TEXT_CHARACTERS]
+    """Return untrusted text as one line without terminal control characters."""
+    clean = "".join(char if char.isprintable() else " " for char in text[: 4 * MAX_TEXT_CHARACTERS])
+    return " ".join(clean.split())[:MAX_TEXT_CHARACTERS]
 
 
 def from_json(check: str, value: object) -> list[Finding]:
-    """Findings from what a check wrote: an object, a list of objects, or {"findings": [...]}.
+    """Return findings from a check's output: an object, a list of objects, or {"findings": [...]}.
 
-    Args: check: its name, which findings get. Raises: ValueError that says what is wrong with it.
+    Args: check: its name, for the findings. Raises: ValueError with the fault.
     """
     if isinstance(value, Mapping) and isinstance(value.get("findings"), list):
         value = value["findings"]
     listed = value if isinstance(value, list) else [value]
-    if len(listed) > MOST_FINDINGS:
-        raise ValueError(f"{len(listed)} findings are more than {MOST_FINDINGS}")
+    if len(listed) > MAX_FINDINGS:
+        raise ValueError(f"{len(listed)} findings are more than {MAX_FINDINGS}")
     return [_one(check, each) for each in listed]
+
+
+def from_answer(answer: Mapping[str, Any]) -> Finding:
+    """Return the finding of an answer of a process that runs checks. Raises: ValueError with the fault."""
+    return _one(one_line(str(answer.get("check")))[:64], answer)
 
 
 def _one(check: str, value: object) -> Finding:
@@ -96,7 +98,7 @@ def _one(check: str, value: object) -> Finding:
     return Finding(
         check,
         str(level),
-        texts["what"] or ("in order" if level == OK else "said no more"),
+        texts["what"] or ("in order" if level == OK else "gave no details"),
         texts["where"],
         _number(value, "measured"),
         _number(value, "limit"),

@@ -9,18 +9,18 @@ from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, if_below, 
 from bootseer.health.limits import Limits
 
 if TYPE_CHECKING:
-    from bootseer.health.door import ClockState, Room
+    from bootseer.health.door import ClockState, FileSystemSpace
     from bootseer.health.host_facts import CgroupLevel, DescriptorFact, DiskFact, FileFacts, Mount
-    from bootseer.storage.memory_limits import Memory
+    from bootseer.linux.memory_limits import Memory
 
 _LOCKED_ENOUGH_BYTES = 64 << 30  # an InfiniBand library pins what it sends
-_MOST_PROCESSES_TOLD = 8
-_WELL = {"running", "live"}  # states of SCSI disks and of NVMe controllers
+_MAX_PROCESSES_REPORTED = 8
+_HEALTHY_STATES = {"running", "live"}  # states of SCSI disks and of NVMe controllers
 _PASSING = {"new", "created", "resetting", "connecting", "blocked", "quiesce"}
 
 
 def judge_memory(memory: Memory, limits: Limits) -> list[Finding]:
-    """What may still be taken, of the machine or of the tightest cgroup."""
+    """Judge the available memory, of the machine or of the tightest cgroup."""
     if not memory.total_bytes:
         return [Finding("memory", UNKNOWN, "/proc/meminfo cannot be read", way_out="mount /proc")]
     least = max(limits.memory_fail_bytes, limits.memory_fail_share * memory.total_bytes)
@@ -31,17 +31,17 @@ def judge_memory(memory: Memory, limits: Limits) -> list[Finding]:
         Finding(
             "memory",
             level,
-            f"available of {whole:.3g} GiB, as {memory.limited_by} has it",
+            f"available of {whole:.3g} GiB of {memory.limited_by}",
             measured=memory.free_bytes,
             limit=limit,
             unit="bytes",
-            way_out="end what fills it (ps --sort=-rss), or raise the limit",
+            way_out="end processes that use it (ps --sort=-rss), or raise the limit",
         )
     ]
 
 
 def judge_cgroups(found: list[CgroupLevel], cpus: int, limits: Limits) -> list[Finding]:
-    """Limits of processes and processor time."""
+    """Judge the limits of processes and processor time."""
     findings = []
     for level in found:
         if level.pids_used is not None and level.pids_limit:
@@ -76,23 +76,23 @@ def judge_cgroups(found: list[CgroupLevel], cpus: int, limits: Limits) -> list[F
                 Finding(
                     "cgroup",
                     WARN,
-                    "periods in which processes had to stop for the processor limit",
+                    "periods in which the processor limit stopped processes",
                     level.folder,
                     100 * level.throttled / level.periods,
                     100 * limits.throttled_warn_share,
                     "%",
-                    "raise cpu.max, or have fewer ranks and loader processes",
+                    "raise cpu.max, or use fewer ranks and loader processes",
                 )
             )
-    return findings or [Finding("cgroup", OK if found else UNKNOWN, _cgroup_words(found))]
+    return findings or [Finding("cgroup", OK if found else UNKNOWN, _cgroup_text(found))]
 
 
-def _cgroup_words(found: list[CgroupLevel]) -> str:
-    return "no limit is near" if found else "the cgroup's files cannot be seen"
+def _cgroup_text(found: list[CgroupLevel]) -> str:
+    return "no limit is near" if found else "the cgroup's files are not visible"
 
 
 def judge_files(facts: FileFacts, processes: list[DescriptorFact], limits: Limits) -> list[Finding]:
-    """Descriptors, and memory that may be locked. Args: processes: of the job, if there is one."""
+    """Judge descriptors and lockable memory. Args: processes: of the job, if there is one."""
     findings = [
         Finding(
             "files",
@@ -101,9 +101,9 @@ def judge_files(facts: FileFacts, processes: list[DescriptorFact], limits: Limit
             f"{one_line(each.name)[:32]} ({each.pid})",
             each.used,
             each.limit,
-            way_out="close what is no longer needed, have fewer loader workers, or raise ulimit -n",
+            way_out="close unused descriptors, use fewer loader workers, or raise ulimit -n",
         )
-        for each in sorted(processes, key=lambda each: each.limit - each.used)[:_MOST_PROCESSES_TOLD]
+        for each in sorted(processes, key=lambda each: each.limit - each.used)[:_MAX_PROCESSES_REPORTED]
         if each.used >= limits.files_warn_share * each.limit
     ]
     if facts.soft_limit >= 0:  # RLIM_INFINITY is -1
@@ -126,7 +126,7 @@ def judge_files(facts: FileFacts, processes: list[DescriptorFact], limits: Limit
                 "open files of the whole node are at their limit",
                 measured=facts.used,
                 limit=facts.most,
-                way_out="find who has them (lsof), or raise sysctl fs.file-max",
+                way_out="find the processes (lsof), or raise sysctl fs.file-max",
             )
         )
     if facts.has_rdma and facts.locked_bytes is not None and facts.locked_bytes < _LOCKED_ENOUGH_BYTES:
@@ -134,7 +134,7 @@ def judge_files(facts: FileFacts, processes: list[DescriptorFact], limits: Limit
             Finding(
                 "files",
                 WARN,
-                "little memory may be locked, and RDMA locks what it sends",
+                "little memory may be locked, and RDMA locks its buffers",
                 measured=facts.locked_bytes,
                 limit=_LOCKED_ENOUGH_BYTES,
                 unit="bytes",
@@ -145,49 +145,53 @@ def judge_files(facts: FileFacts, processes: list[DescriptorFact], limits: Limit
 
 
 def judge_clock(clock: ClockState | None, has_timesync: bool, limits: Limits) -> list[Finding]:
-    """Whether the clock is kept right. Args: has_timesync: systemd-timesyncd says that it has set the clock."""
-    way_out = "start chronyd, ntpd or systemd-timesyncd, and see what it says (chronyc tracking, timedatectl)"
+    """Judge the clock. Args: has_timesync: systemd-timesyncd reports that it has set it."""
+    way_out = "start chronyd, ntpd or systemd-timesyncd, and check its state (chronyc tracking, timedatectl)"
     if clock is None:
-        what = "systemd-timesyncd has set it" if has_timesync else "the kernel may not be asked of its clock here"
+        what = "systemd-timesyncd has set it" if has_timesync else "the kernel's clock state is not readable here"
         return [Finding("clock", OK if has_timesync else UNKNOWN, what)]
     offset_s = abs(clock.offset_s)
     if clock.is_synchronised and offset_s >= limits.clock_fail_s:
         return [Finding("clock", FAIL, "it is wrong by", "", offset_s, limits.clock_fail_s, "s", way_out)]
     if not clock.is_synchronised and not has_timesync:
-        what = "nothing keeps it right, as far as the kernel knows"
+        what = "not synchronised, as far as the kernel knows"
         return [Finding("clock", WARN, what, way_out=way_out)]
     error_s = max(offset_s, clock.error_s) if clock.is_synchronised else offset_s
     level = WARN if error_s > limits.clock_warn_s else OK
-    what = "kept right, to within" if level == OK else "kept right, but it may be wrong by"
+    what = "synchronised, to within" if level == OK else "synchronised, but it may be wrong by"
     return [Finding("clock", level, what, "", error_s, limits.clock_warn_s, "s", way_out)]
 
 
-def judge_space(path: str, room: Room, is_written: bool, limits: Limits) -> list[Finding]:
-    """Space and inodes. Args: is_written: the path is to be written, too."""
+def judge_space(path: str, room: FileSystemSpace, is_written: bool, limits: Limits) -> list[Finding]:
+    """Judge space and inodes. Args: is_written: the path is also written."""
     findings = []
     if is_written and room.is_read_only:
         findings.append(
             Finding(
-                "space", FAIL, "the file system is read-only", path, way_out="remount it, or name another folder"
+                "space",
+                FAIL,
+                "the file system is read-only",
+                path,
+                way_out="remount it, or name another directory",
             )
         )
     if not is_written:
-        return findings or [Finding("space", OK, "is only read", path)]
+        return findings or [Finding("space", OK, "only read, so it needs no space", path)]
     if room.total_bytes:
         enough = max(limits.space_fail_bytes, limits.space_warn_share * room.total_bytes)
         level, limit = if_below(room.free_bytes, limits.space_fail_bytes, enough)
-        way_out = "delete what is no longer needed, or name another folder"
+        way_out = "delete unused files, or name another directory"
         findings.append(Finding("space", level, "free", path, room.free_bytes, limit, "bytes", way_out))
     if room.inodes:
         share = room.free_inodes / room.inodes
         level, limit = if_below(share, limits.inodes_fail_share, limits.inodes_warn_share)
-        way_out = "delete small files (du --inodes), or make the file system anew with more inodes"
+        way_out = "delete small files (du --inodes), or recreate the file system with more inodes"
         findings.append(Finding("space", level, "free inodes", path, 100 * share, 100 * limit, "%", way_out))
     return findings or [Finding("space", OK, "the file system counts neither blocks nor inodes", path)]
 
 
-def judge_shared_memory(room: Room, limits: Limits) -> list[Finding]:
-    """The tmpfs through which data loaders hand over batches."""
+def judge_shared_memory(room: FileSystemSpace, limits: Limits) -> list[Finding]:
+    """Judge the tmpfs through which data loaders pass batches."""
     least = limits.shared_memory_warn_bytes
     level = WARN if room.total_bytes < least else OK
     way_out = "docker --shm-size 16g, an emptyDir of medium Memory in Kubernetes, or fewer loader processes"
@@ -195,12 +199,12 @@ def judge_shared_memory(room: Room, limits: Limits) -> list[Finding]:
 
 
 def judge_disks(facts: list[DiskFact]) -> list[Finding]:
-    """States and counts of errors."""
+    """Judge states and error counts of disks."""
     findings = []
     for where, kind, value in facts:
-        if kind == "state" and value not in _WELL:
+        if kind == "state" and value not in _HEALTHY_STATES:
             level = WARN if value in _PASSING else FAIL
-            what, way_out = f"the disk or its controller is {value}", "have it looked at (dmesg, smartctl -a)"
+            what, way_out = f"the disk or its controller is {value}", "have it inspected (dmesg, smartctl -a)"
             findings.append(Finding("disks", level, what, where, way_out=way_out))
         elif kind == "errors" and value != "0":
             what, way_out = "the file system has counted errors", "unmount it and have it checked (fsck)"
@@ -212,14 +216,16 @@ def judge_disks(facts: list[DiskFact]) -> list[Finding]:
         return findings
     if not facts:
         return [
-            Finding("disks", UNKNOWN, "no disk here says how it is", way_out="nothing to do in a container or VM")
+            Finding(
+                "disks", UNKNOWN, "no disk reports its state here", way_out="nothing to do in a container or VM"
+            )
         ]
     places = counted(len({fact.where for fact in facts}), "disk or file system", "disks and file systems")
     return [Finding("disks", OK, f"nothing wrong with {places}")]
 
 
 def judge_read_only(mounts: list[Mount]) -> list[Finding]:
-    """What was mounted for writing and is read-only itself was made so by the kernel, after errors."""
+    """Find mounts for writing whose file system is read-only: the kernel does so after errors."""
     return [
         Finding(
             "mounts",
@@ -236,7 +242,7 @@ def judge_read_only(mounts: list[Mount]) -> list[Finding]:
 
 
 def judge_answer(point: str, kind: str, seconds: float, limits: Limits) -> list[Finding]:
-    """A mount that has answered."""
+    """Judge a mount that has answered."""
     level = WARN if seconds > limits.mount_warn_s else OK
-    way_out = "look at the file server and the network to it"
+    way_out = "check the file server and the network to it"
     return [Finding("mounts", level, f"{kind} answered after", point, seconds, limits.mount_warn_s, "s", way_out)]

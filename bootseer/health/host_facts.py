@@ -1,4 +1,4 @@
-"""What a node says of its cgroups, descriptors, disks and mounts, as facts for host.py. Reads through the door."""
+"""Facts about a node's cgroups, descriptors, disks and mounts, for host.py, read through the host interface."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bootseer.health.door import Door
-from bootseer.storage.memory_limits import levels
+from bootseer.health.door import HostInterface
+from bootseer.linux.cgroups import levels
 
-_MOST_ANCESTORS = 64
-_MOST_PROCESSES = 512  # of a job, that are looked at
+_MAX_ANCESTORS = 64
+_MAX_PROCESSES = 512  # of a job that are inspected
 _OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
 
 
 class CgroupLevel(NamedTuple):
-    """One folder of a cgroup hierarchy; None for what it does not limit or say."""
+    """One directory of a cgroup hierarchy; None for values that it does not limit or report."""
 
     folder: str
     pids_used: int | None
@@ -43,7 +43,7 @@ class DescriptorFact(NamedTuple):
 
 
 class DiskFact(NamedTuple):
-    """Something that the kernel counts or says of a disk or file system."""
+    """A state or count that the kernel keeps of a disk or file system."""
 
     where: str
     kind: str  # state, errors, degraded
@@ -57,8 +57,8 @@ class Mount(NamedTuple):
     is_read_only_below: bool  # the file system itself
 
 
-def read_cgroups(door: Door) -> list[CgroupLevel]:
-    """The cgroups of this process and those above them, both versions."""
+def read_cgroups(door: HostInterface) -> list[CgroupLevel]:
+    """Return the cgroups of this process and those above them, both versions."""
     found = []
     for line in door.text("proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -72,37 +72,37 @@ def read_cgroups(door: Door) -> list[CgroupLevel]:
         else:
             continue
         for mount in mounts:
-            found += [_level(door, folder) for folder in levels(door.at(mount), path)]
+            found += [_level(door, directory) for directory in levels(door.at(mount), path)]
     return found
 
 
-def _level(door: Door, full: str) -> CgroupLevel:
-    folder = full.removeprefix(door.root.rstrip("/"))
+def _level(door: HostInterface, full: str) -> CgroupLevel:
+    directory = full.removeprefix(door.root.rstrip("/"))
     stat = {
         words[0]: int(words[1])
-        for line in door.text(f"{folder}/cpu.stat").splitlines()
+        for line in door.text(f"{directory}/cpu.stat").splitlines()
         if len(words := line.split()) == 2 and words[1].isdecimal()
     }
     return CgroupLevel(
-        folder,
-        door.number(f"{folder}/pids.current"),
-        door.number(f"{folder}/pids.max"),
-        _quota(door, folder),
+        directory,
+        door.number(f"{directory}/pids.current"),
+        door.number(f"{directory}/pids.max"),
+        _quota(door, directory),
         stat.get("nr_periods", 0),
         stat.get("nr_throttled", 0),
     )
 
 
-def _quota(door: Door, folder: str) -> float | None:
-    words = door.text(f"{folder}/cpu.max").split()
+def _quota(door: HostInterface, directory: str) -> float | None:
+    words = door.text(f"{directory}/cpu.max").split()
     if not words:
-        words = [door.text(f"{folder}/cpu.cfs_quota_us"), door.text(f"{folder}/cpu.cfs_period_us")]
+        words = [door.text(f"{directory}/cpu.cfs_quota_us"), door.text(f"{directory}/cpu.cfs_period_us")]
     if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
         return int(words[0]) / int(words[1])
     return None
 
 
-def read_files(door: Door) -> FileFacts:
+def read_files(door: HostInterface) -> FileFacts:
     words = door.text("proc/sys/fs/file-nr").split()
     is_read = len(words) == 3 and all(word.isdecimal() for word in words)
     return FileFacts(
@@ -114,11 +114,11 @@ def read_files(door: Door) -> FileFacts:
     )
 
 
-def read_descriptors(door: Door, ancestor: int) -> list[DescriptorFact]:
-    """Of the processes below one; those that the first threads of their parents have started."""
+def read_descriptors(door: HostInterface, ancestor: int) -> list[DescriptorFact]:
+    """Return descriptors of the descendants of a process; only children of main threads are found."""
     found = []
     waiting = [ancestor] if ancestor else []
-    for _ in range(_MOST_PROCESSES):
+    for _ in range(_MAX_PROCESSES):
         if not waiting:
             break
         pid = waiting.pop()
@@ -131,8 +131,8 @@ def read_descriptors(door: Door, ancestor: int) -> list[DescriptorFact]:
     return found
 
 
-def read_disks(door: Door) -> list[DiskFact]:
-    """States of disks and controllers, errors that file systems have counted, arrays that miss a disk."""
+def read_disks(door: HostInterface) -> list[DiskFact]:
+    """Return states of disks and controllers, error counts of file systems, and degraded arrays."""
     facts = []
     for name in door.names("sys/block"):
         state = door.text(f"sys/block/{name}/device/state")
@@ -160,8 +160,8 @@ def read_disks(door: Door) -> list[DiskFact]:
     return facts
 
 
-def read_mounts(door: Door) -> list[Mount]:
-    """The mounts of this process, the last one of those that lie on top of each other."""
+def read_mounts(door: HostInterface) -> list[Mount]:
+    """Return the mounts of this process; of stacked mounts the topmost."""
     found: dict[str, Mount] = {}
     for line in door.text("proc/self/mountinfo").splitlines():
         before, dash, after = line.partition(" - ")
@@ -172,13 +172,13 @@ def read_mounts(door: Door) -> list[Mount]:
     return list(found.values())
 
 
-def find_descendants(door: Door, pids: Iterable[int], ancestor: int) -> frozenset[int]:
-    """Those of some processes that descend from one."""
+def find_descendants(door: HostInterface, pids: Iterable[int], ancestor: int) -> frozenset[int]:
+    """Return those of `pids` that descend from `ancestor`."""
     return frozenset(pid for pid in pids if ancestor and _descends(door, pid, ancestor))
 
 
-def _descends(door: Door, pid: int, ancestor: int) -> bool:
-    for _ in range(_MOST_ANCESTORS):
+def _descends(door: HostInterface, pid: int, ancestor: int) -> bool:
+    for _ in range(_MAX_ANCESTORS):
         if pid == ancestor:
             return True
         fields = door.text(f"proc/{pid}/stat").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Lines of the kernel's log that mean something for a job. Pure.
+"""Lines of the kernel's log that matter to a job. Pure.
 
 Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), and the messages of Linux itself:
 mm/oom_kill.c, kernel/hung_task.c, block/blk-core.c, fs/ext4/super.c, fs/xfs/xfs_message.c, arch/x86 mce and EDAC,
@@ -16,7 +16,7 @@ from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, one_line
 CHECK = "kernel-log"
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
 
-# The device has to be reset, or taken out. All other Xids, most of which a program can cause, are warnings.
+# The device has to be reset or replaced. All other Xids, most of which a program can cause, are warnings.
 _FATAL_XIDS = {
     48: "double-bit ECC error",
     62: "internal micro-controller halt",
@@ -32,7 +32,7 @@ _FATAL_XIDS = {
 
 
 class _Rule(NamedTuple):
-    pattern: re.Pattern[str]  # group 1, if there is one, is where
+    pattern: re.Pattern[str]  # group 1, if there is one, is the place
     level: str
     what: str
     way_out: str
@@ -43,7 +43,7 @@ _RULES = (
         re.compile(r"NVRM: .*?GPU.*?([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+).*fallen off the bus"),
         FAIL,
         "an accelerator has fallen off the bus",
-        "reboot the node; if it comes again have the device or its slot looked at",
+        "reboot the node; if it recurs have the device or its slot inspected",
     ),
     _Rule(
         re.compile(
@@ -51,7 +51,7 @@ _RULES = (
         ),
         FAIL,
         "I/O errors of a disk",
-        "take its data away and have the disk looked at (smartctl -a)",
+        "move its data and have the disk inspected (smartctl -a)",
     ),
     _Rule(
         re.compile(
@@ -59,7 +59,7 @@ _RULES = (
         ),
         FAIL,
         "an NVMe controller failed",
-        "have the disk looked at (nvme smart-log)",
+        "have the disk inspected (nvme smart-log)",
     ),
     _Rule(
         re.compile(r"EXT4-fs error \(device ([\w-]+)\)"),
@@ -79,7 +79,7 @@ _RULES = (
         re.compile(r"Buffer I/O error on dev(?:ice)? ([\w-]+)"),
         FAIL,
         "I/O errors of a disk",
-        "take its data away and have the disk looked at (smartctl -a)",
+        "move its data and have the disk inspected (smartctl -a)",
     ),
     _Rule(
         re.compile(
@@ -87,47 +87,47 @@ _RULES = (
         ),
         FAIL,
         "hardware errors that were not corrected",
-        "read the node's event log (ipmitool sel list) and have it looked at",
+        "read the node's event log (ipmitool sel list) and have the node inspected",
     ),
     _Rule(
         re.compile(r"mce: \[Hardware Error\]|\[Hardware Error\]:|EDAC .* \d+ CE "),
         WARN,
         "hardware errors",
-        "read them with rasdaemon or mcelog; many of them announce worse",
+        "read them with rasdaemon or mcelog; many of them precede failures",
     ),
     _Rule(
         re.compile(r"Out of memory: |oom-kill:|Memory cgroup out of memory|[Kk]illed process \d+"),
         WARN,
-        "processes were killed for want of memory",
-        "see which (dmesg) and give the job less, or the node more",
+        "processes were killed for lack of memory",
+        "see which (dmesg); reduce the memory of the job, or add memory",
     ),
     _Rule(
         re.compile(r"task ([^:]+):\d+ blocked for more than \d+ seconds"),
         WARN,
         "tasks hung in the kernel",
-        "look at what they wait for, mostly a disk or a file server (dmesg shows the stack)",
+        "inspect their stacks (dmesg): most wait for a disk or a file server",
     ),
     _Rule(
         re.compile(r"nfs: server (\S+) not responding"),
         WARN,
         "a file server did not answer",
-        "look at the server and the network to it",
+        "check the server and the network to it",
     ),
 )
-# "link is not ready" is said of every NIC at boot.
+# "link is not ready" is logged for every NIC at boot.
 _LINK_DOWN = re.compile(r"\b([\w.@-]+):? (?:NIC )?[Ll]ink (?:is )?[Dd]own")
 _LINK_UP = re.compile(r"\b([\w.@-]+):? (?:NIC )?[Ll]ink (?:is |becomes )?(?:[Uu]p|ready)")
-_MOST_SHOWN = 32
+_MAX_SHOWN = 32
 
 
 def judge(lines: list[str] | None, hours: float) -> list[Finding]:
-    """Findings from lines of the last `hours`; None: the log may not be read."""
+    """Return findings from lines of the last `hours`; None: the log is not readable."""
     if lines is None:
         return [
             Finding(
                 CHECK,
                 UNKNOWN,
-                "the kernel's log may not be read",
+                "the kernel's log is not readable",
                 way_out="run as root, or set sysctl kernel.dmesg_restrict=0 and make /dev/kmsg readable",
             )
         ]
@@ -154,19 +154,19 @@ def judge(lines: list[str] | None, hours: float) -> list[Finding]:
     ]
     findings += [_link(name, times, lines) for name, times in down.items()]
     findings.sort(key=lambda found: found.level != FAIL)
-    return findings[:_MOST_SHOWN] or [
-        Finding(CHECK, OK, f"nothing of hardware, memory or file systems in {counted(hours, 'hour')}")
+    return findings[:_MAX_SHOWN] or [
+        Finding(CHECK, OK, f"no message about hardware, memory or file systems in {counted(hours, 'hour')}")
     ]
 
 
 def _sort(line: str) -> tuple[str, str, str, str] | None:
-    """Level, where, what and the way out."""
+    """Return level, place, text and fix of a line."""
     if xid := _XID.search(line):
         number = int(xid[2][:6])
         known = _FATAL_XIDS.get(number)
         if known:
-            return FAIL, xid[1], f"Xid {number}, {known}", "reset the GPU or reboot; if it comes again take it out"
-        return WARN, xid[1], f"Xid {number}", "look it up in NVIDIA's list of Xids: a program may be the cause"
+            return FAIL, xid[1], f"Xid {number}, {known}", "reset the GPU or reboot; if it recurs replace it"
+        return WARN, xid[1], f"Xid {number}", "see NVIDIA's list of Xids: a program may be the cause"
     for rule in _RULES:
         if found := rule.pattern.search(line):
             where = one_line(found[1])[:64] if rule.pattern.groups else ""
@@ -175,7 +175,7 @@ def _sort(line: str) -> tuple[str, str, str, str] | None:
 
 
 def _link(name: str, times: int, lines: list[str]) -> Finding:
-    """A NIC whose link went down: is it up again, by the last that was said of it?"""
+    """Return the finding of a NIC whose link went down; its last line decides whether it is up again."""
     last_up = -1
     last_down = -1
     for number, line in enumerate(lines):
@@ -185,5 +185,5 @@ def _link(name: str, times: int, lines: list[str]) -> Finding:
             last_down = number
     what = "its link went down and came up again" if last_up > last_down else "its link went down"
     return Finding(
-        CHECK, WARN, what, name, times, unit="times", way_out="look at cable, transceiver and switch port"
+        CHECK, WARN, what, name, times, unit="times", way_out="check cable, transceiver and switch port"
     )

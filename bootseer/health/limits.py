@@ -1,4 +1,4 @@
-"""The numbers that verdicts compare with; docs/checks.md gives the reason of each. Pure."""
+"""The limits of the verdicts; docs/guide/checks.md lists and explains them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """Shares are parts of one."""
+    """The limits; shares are fractions of 1."""
 
     memory_warn_share: float = 0.10  # available
     memory_fail_share: float = 0.02
@@ -21,17 +21,17 @@ class Limits(NamedTuple):
     inodes_warn_share: float = 0.05
     inodes_fail_share: float = 0.005
     shared_memory_warn_bytes: float = 1 << 30  # size of /dev/shm
-    clock_warn_s: float = 0.1  # by which it may be wrong
-    clock_fail_s: float = 1.0  # by which it is wrong
+    clock_warn_s: float = 0.1  # by which it may be off
+    clock_fail_s: float = 1.0  # by which it is off
     errors_warn_per_s: float = 1.0  # of a NIC
     errors_fail_per_s: float = 100.0
     storage_warn_bytes_per_s: float = 20e6
     storage_warn_s: float = 1.0  # for a small write that has to reach the disk
     mount_warn_s: float = 1.0
     accelerator_margin_c: float = 3.0  # below the temperature at which it slows down
-    pair_slow_share: float = 0.2  # of what other nodes get from each other
-    pair_enough_bytes_per_s: float = 250e6  # more by one connection tells of processors, not of the network
-    pair_late_s: float = 0.002  # longer there and back than others, at least
-    pair_lost_share: float = 0.02  # of segments, at least
+    pair_slow_share: float = 0.2  # of the bandwidth between other nodes
+    pair_enough_bytes_per_s: float = 250e6  # above it one connection measures processors, not the network
+    pair_late_s: float = 0.002  # minimum excess of the round trip over that of others
+    pair_lost_share: float = 0.02  # of segments, minimum
     skew_warn_s: float = 0.5  # by which a node's clock differs from the others'
     skew_fail_s: float = 60.0

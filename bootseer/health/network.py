@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 _LOST = ("carrier_changes", "link_downed")
 _DROPPED = "dropped"
-_CABLE = "look at cable, transceiver and switch port"
+_CABLE = "check cable, transceiver and switch port"
 
 
 def judge_links(
     links: list[Link], rates: Mapping[str, Mapping[str, float]], wanted: Sequence[str], limits: Limits
 ) -> list[Finding]:
-    """Args: rates: by link and counter, in a second; wanted: names that have to be there and work."""
+    """Judge all links. Args: rates: per second, by link and counter; wanted: names that have to exist and work."""
     findings = [
-        Finding("network", FAIL, "there is no such NIC", name, way_out="ip link shows those that there are")
+        Finding("network", FAIL, "no such NIC", name, way_out="list the NICs with ip link")
         for name in wanted
         if name not in {link.name for link in links}
     ]
-    # Of a pair of ports often one is not used: it is told, and fails nothing unless somebody needs it.
+    # One port of a pair is often unused: it only warns, unless the user has named it or it has the default route.
     findings += [found for link in links for found in _state(link, link.name in wanted)]
     for link in links:
         findings += _counters(link, rates.get(link.name, {}), limits)
@@ -33,7 +33,7 @@ def judge_links(
     if findings:
         return findings
     if not links:
-        return [Finding("network", UNKNOWN, "no NIC can be seen", way_out="mount /sys")]
+        return [Finding("network", UNKNOWN, "no NIC found", way_out="mount /sys")]
     return [
         Finding("network", OK, f"links are up and without errors: {', '.join(link.name for link in links)[:200]}")
     ]
@@ -59,7 +59,7 @@ def _counters(link: Link, rates: Mapping[str, float], limits: Limits) -> list[Fi
         if counter in _LOST:
             if per_s > 0:
                 findings.append(
-                    Finding("network", FAIL, f"its link comes and goes ({counter})", link.name, way_out=_CABLE)
+                    Finding("network", FAIL, f"its link is unstable ({counter})", link.name, way_out=_CABLE)
                 )
             continue
         is_drop = _DROPPED in counter or counter == "rx_missed_errors"
@@ -73,7 +73,7 @@ def _counters(link: Link, rates: Mapping[str, float], limits: Limits) -> list[Fi
 
 
 def _slower(links: list[Link]) -> list[Finding]:
-    """InfiniBand ports of a node are alike: one that is slower than the others has trained badly."""
+    """Find InfiniBand ports slower than the others of the node: their link training went wrong."""
     ports = [link for link in links if "/" in link.name and link.has_carrier and link.bits_per_s]
     best = max((port.bits_per_s for port in ports), default=0.0)
     return [

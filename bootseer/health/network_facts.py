@@ -1,4 +1,4 @@
-"""NICs and InfiniBand ports with their counters, twice, as facts for network.py. Reads through the door.
+"""Facts about NICs and InfiniBand ports, for network.py, with their counters read twice.
 
 Sources: Documentation/ABI/testing/sysfs-class-net, sysfs-class-net-statistics, sysfs-class-infiniband.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bootseer.health.door import Door
+from bootseer.health.door import HostInterface
 
-# Of frames that were damaged or that the hardware lost. What a busy program dropped (rx_dropped) is told apart.
+# Of damaged frames, or frames lost by the hardware. Frames dropped by a busy program (rx_dropped) are separate.
 ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors", "tx_carrier_errors")
 DROPS = ("rx_dropped", "tx_dropped", "rx_missed_errors")
 PORT_ERRORS = (
@@ -27,29 +27,29 @@ class Link(NamedTuple):
     """A NIC, or a port of an InfiniBand or RoCE device."""
 
     name: str
-    is_up: bool  # whoever runs the node has turned it on
+    is_up: bool  # administratively up
     has_carrier: bool
-    state: str  # as the kernel words it
-    bits_per_s: float  # 0: not known
+    state: str  # in the kernel's words
+    bits_per_s: float  # 0: unknown
     half_duplex: bool
     has_default_route: bool
     counters: Mapping[str, int]
 
 
-def read_links(door: Door) -> list[Link]:
-    """NICs that are hardware (or its image in a VM), bonds, those of the default route, and InfiniBand ports."""
+def read_links(door: HostInterface) -> list[Link]:
+    """Return hardware NICs (or virtual ones of a VM), bonds, those of the default route, and InfiniBand ports."""
     return _nics(door) + _ports(door)
 
 
-def read_rates(door: Door, before: list[Link], seconds: float) -> dict[str, dict[str, float]]:
-    """By link, how much its counters grow in a second; looked at again after `seconds`."""
+def read_rates(door: HostInterface, before: list[Link], seconds: float) -> dict[str, dict[str, float]]:
+    """Return the growth of counters per second, by link; reads them again after `seconds`."""
     began_s = door.now_s()
     door.sleep(seconds)
     after = {link.name: link for link in read_links(door)}
     elapsed_s = max(door.now_s() - began_s, 1e-6)
     return {
         link.name: {
-            counter: max(0, after[link.name].counters[counter] - value) / elapsed_s  # counters may begin anew
+            counter: max(0, after[link.name].counters[counter] - value) / elapsed_s  # counters may be reset
             for counter, value in link.counters.items()
             if counter in after[link.name].counters
         }
@@ -58,21 +58,21 @@ def read_rates(door: Door, before: list[Link], seconds: float) -> dict[str, dict
     }
 
 
-def _nics(door: Door) -> list[Link]:
+def _nics(door: HostInterface) -> list[Link]:
     routes = [line.split() for line in door.text("proc/net/route").splitlines()[1:]]
     routed = {words[0] for words in routes if len(words) > 7 and words[1] == words[7] == "00000000"}
     found = []
     for name in door.names("sys/class/net"):
         base = f"sys/class/net/{name}"
         if not (name in routed or door.exists(f"{base}/device") or door.exists(f"{base}/bonding")):
-            continue  # bridges and tunnels: what they stand on is looked at
+            continue  # bridges and tunnels: their underlying NICs are checked
         counters = {
             counter: value
             for counter in (*ERRORS, *DROPS)
             if (value := door.number(f"{base}/statistics/{counter}")) is not None
         }
         changes = door.number(f"{base}/carrier_changes")
-        speed = door.number(f"{base}/speed") or 0  # -1: not known
+        speed = door.number(f"{base}/speed") or 0  # -1: unknown
         found.append(
             Link(
                 name,
@@ -88,7 +88,7 @@ def _nics(door: Door) -> list[Link]:
     return found
 
 
-def _ports(door: Door) -> list[Link]:
+def _ports(door: HostInterface) -> list[Link]:
     found = []
     for device in door.names("sys/class/infiniband"):
         for number in door.names(f"sys/class/infiniband/{device}/ports"):

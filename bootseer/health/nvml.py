@@ -1,7 +1,7 @@
-"""NVIDIA's library by ctypes: only what checks ask for. Functions that this driver lacks give None.
+"""NVIDIA's library by ctypes, only the functions that checks need. Functions missing in this driver return None.
 
-Every call may hang with a broken driver: call it in a process that may be left (runner.py). Source: nvml.h of the
-CUDA toolkit (signatures, codes of errors, bits of throttle reasons).
+Every call may hang with a broken driver: call it in a process that may be abandoned (runner.py). Source: nvml.h of
+the CUDA toolkit (signatures, error codes, bits of throttle reasons).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _UNCORRECTED, _VOLATILE = 1, 0
-# Of a device that does not work: a time-out, its interrupts, lost, wants a reset, the system's, not found. Other
-# codes say that it does not tell this one thing.
+# Errors of a broken device: timeout, interrupts, lost, needs a reset, operating system, not found. Other codes
+# mean that only this value is unavailable.
 _BROKEN = {10, 11, 15, 16, 17, 28}
 _NOT_SUPPORTED = 3
 _SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-_MOST_PROCESSES = 256
-_MOST_NVLINKS = 36
+_MAX_PROCESSES = 256
+_MAX_NVLINKS = 36
 
 
 class NvmlError(Exception):
-    """A call failed; `code` is NVML's, 0 where the library itself is not there."""
+    """A call failed; `code` is NVML's, 0 if the library itself is missing."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class NvmlError(Exception):
 
 
 class Gpu(NamedTuple):
-    """One device; None for what it does not tell. `error`: why nothing is known of it."""
+    """One device; None for unavailable values. `error`: why nothing is known about it."""
 
     number: int
     name: str = ""  # bus id
@@ -45,17 +45,17 @@ class Gpu(NamedTuple):
     pcie_generation_most: int | None = None
     pcie_width: int | None = None
     pcie_width_most: int | None = None
-    nvlinks: tuple[bool, ...] = ()  # active or not, of those that it has
+    nvlinks: tuple[bool, ...] = ()  # active or not, of its links
     processes: tuple[int, ...] = ()  # that compute on it
 
 
-class Use(NamedTuple):
-    """What a device does, over some looks."""
+class DeviceUse(NamedTuple):
+    """The use of a device, over some samples."""
 
     number: int
-    busy: int  # percent of the time in which a kernel ran: the least
-    memory: int  # percent of the time in which memory was read or written: the most
-    power_w: float  # the last; 0: not told
+    busy: int  # percent of the time in which a kernel ran: minimum
+    memory: int  # percent of the time in which memory was read or written: maximum
+    power_w: float  # the last; 0: unavailable
     processes: tuple[int, ...]  # that compute on it
 
 
@@ -87,25 +87,25 @@ class _Process(ctypes.Structure):
 
 
 def read_gpus(library: str) -> list[Gpu]:
-    """All devices. Raises: NvmlError when the library is not there or does not begin."""
-    with _begun(library) as ask:
+    """Read all devices. Raises: NvmlError if the library is missing or cannot be initialised."""
+    with _initialised(library) as ask:
         count = ask.number("nvmlDeviceGetCount_v2")
         if count is None:
-            raise NvmlError("it cannot count its devices", _NOT_SUPPORTED)
+            raise NvmlError("the driver cannot count its devices", _NOT_SUPPORTED)
         return [_read(ask, index) for index in range(count)]
 
 
-def read_use(library: str, looks: int, between: Callable[[], object]) -> list[Use]:
-    """Of all devices; [] where one does not tell. Raises: NvmlError as `read_gpus`.
+def sample_use(library: str, looks: int, between: Callable[[], object]) -> list[DeviceUse]:
+    """Sample the use of all devices; [] if a value is unavailable. Raises: NvmlError as `read_gpus`.
 
-    Args: between: waits between two looks: the driver's figures are of the last sixth of a second, or second.
+    Args: between: waits between two samples: the driver's figures cover the last sixth of a second, or second.
     """
-    uses: list[Use] = []
-    with _begun(library) as ask:
+    uses: list[DeviceUse] = []
+    with _initialised(library) as ask:
         for look in range(looks):
             if look:
                 between()
-            now = [_use(ask, index) for index in range(ask.number("nvmlDeviceGetCount_v2") or 0)]
+            now = [_sample(ask, index) for index in range(ask.number("nvmlDeviceGetCount_v2") or 0)]
             known = [use for use in now if use is not None]
             if len(known) < len(now) or (uses and len(known) != len(uses)):
                 return []
@@ -118,13 +118,13 @@ def read_use(library: str, looks: int, between: Callable[[], object]) -> list[Us
 
 
 @contextmanager
-def _begun(library: str) -> Iterator[_Asker]:
-    """Raises: NvmlError."""
+def _initialised(library: str) -> Iterator[_NvmlCaller]:
+    """Initialise the library for a block. Raises: NvmlError."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError as error:
         raise NvmlError(str(error)) from None
-    ask = _Asker(nvml)
+    ask = _NvmlCaller(nvml)
     if code := nvml.nvmlInit_v2():
         raise NvmlError(ask.words(code), code)
     try:
@@ -133,18 +133,18 @@ def _begun(library: str) -> Iterator[_Asker]:
         nvml.nvmlShutdown()
 
 
-def _use(ask: _Asker, index: int) -> Use | None:
+def _sample(ask: _NvmlCaller, index: int) -> DeviceUse | None:
     device, rates = ctypes.c_void_p(), _Utilization()
     if ask.code("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
         return None
     if not ask.call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates)):
         return None
     power_mw = ask.number("nvmlDeviceGetPowerUsage", device) or 0
-    return Use(index, rates.gpu, rates.memory, power_mw / 1e3, _processes(ask, device))
+    return DeviceUse(index, rates.gpu, rates.memory, power_mw / 1e3, _processes(ask, device))
 
 
-class _Asker:
-    """Calls functions of the library."""
+class _NvmlCaller:
+    """Caller of the library's functions."""
 
     def __init__(self, nvml: ctypes.CDLL) -> None:
         self._nvml = nvml
@@ -158,24 +158,24 @@ class _Asker:
         return f"{said.decode(errors='replace')} ({code})" if said else f"error {code}"
 
     def code(self, name: str, *args: Any) -> int:
-        """What a function returns."""
+        """Call a function and return its code."""
         function = getattr(self._nvml, name, None)
         return _NOT_SUPPORTED if function is None else int(function(*args))
 
     def call(self, name: str, *args: Any) -> bool:
-        """Whether the library and the device can say it. Raises: NvmlError for a device that does not work."""
+        """Return whether the value is available. Raises: NvmlError for a broken device."""
         code = self.code(name, *args)
         if code in _BROKEN:
             raise NvmlError(f"{name}: {self.words(code)}", code)
         return not code
 
     def number(self, name: str, *args: Any, kind: type[Any] = ctypes.c_uint) -> int | None:
-        """What a function writes to its last argument."""
+        """Return the number that a function writes to its last argument."""
         value = kind()
         return int(value.value) if self.call(name, *args, ctypes.byref(value)) else None
 
 
-def _read(ask: _Asker, index: int) -> Gpu:
+def _read(ask: _NvmlCaller, index: int) -> Gpu:
     device = ctypes.c_void_p()
     name = ""
     try:
@@ -213,24 +213,24 @@ def _read(ask: _Asker, index: int) -> Gpu:
         return Gpu(index, name, str(error))
 
 
-def _remapped(ask: _Asker, device: ctypes.c_void_p) -> tuple[bool | None, bool | None]:
+def _remapped(ask: _NvmlCaller, device: ctypes.c_void_p) -> tuple[bool | None, bool | None]:
     values = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
     if not ask.call("nvmlDeviceGetRemappedRows", device, *(ctypes.byref(value) for value in values)):
         return None, None
     return bool(values[2].value), bool(values[3].value)
 
 
-def _nvlinks(ask: _Asker, device: ctypes.c_void_p) -> tuple[bool, ...]:
-    """Of the links that there are; numbers past the last one are errors."""
+def _nvlinks(ask: _NvmlCaller, device: ctypes.c_void_p) -> tuple[bool, ...]:
+    """Return the states of the existing links; numbers past the last one are errors."""
     states = (
-        ask.number("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(number)) for number in range(_MOST_NVLINKS)
+        ask.number("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(number)) for number in range(_MAX_NVLINKS)
     )
     return tuple(bool(active) for active in states if active is not None)
 
 
-def _processes(ask: _Asker, device: ctypes.c_void_p) -> tuple[int, ...]:
-    count = ctypes.c_uint(_MOST_PROCESSES)
-    found = (_Process * _MOST_PROCESSES)()
+def _processes(ask: _NvmlCaller, device: ctypes.c_void_p) -> tuple[int, ...]:
+    count = ctypes.c_uint(_MAX_PROCESSES)
+    found = (_Process * _MAX_PROCESSES)()
     if not ask.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), found):
         return ()
-    return tuple(int(found[number].pid) for number in range(min(count.value, _MOST_PROCESSES)))
+    return tuple(int(found[number].pid) for number in range(min(count.value, _MAX_PROCESSES)))

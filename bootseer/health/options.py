@@ -1,6 +1,6 @@
-"""What users say of checks, by `bootseer check`, `bootrun --check` and [check] of bootseer.toml, read once.
+"""User options of checks, from `bootseer check`, `bootrun --check` and [check] of bootseer.toml.
 
-In: texts as given. Out: Options, as arguments of the processes that look, and from these again.
+In: texts as given. Out: Options, which are also passed as arguments to the processes that run checks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from bootseer.errors import UsageError
 from bootseer.health.limits import Limits
 
-EVERY_S = 30.0  # between two looks at a node whose ranks run
+EVERY_S = 30.0  # between two rounds of checks while ranks run
 _ONLY_READ = ":ro"
 
 
 class Options(NamedTuple):
-    """`paths`: absolute, with ":ro" where they are only read; None for what was not said."""
+    """The options. `paths`: absolute, with ":ro" if they are only read; None: not given."""
 
     paths: tuple[str, ...] = ()
     nics: tuple[str, ...] = ()
@@ -30,11 +30,11 @@ class Options(NamedTuple):
     limits: tuple[tuple[str, float], ...] = ()
 
     def all_limits(self) -> Limits:
-        """Those that were said, and the others as they are."""
+        """Return all limits: the given ones, and defaults."""
         return Limits()._replace(**dict(self.limits))
 
     def to_argv(self) -> list[str]:
-        """For a process whose parser has `add_arguments`."""
+        """Return arguments for a process whose parser has `add_arguments`."""
         argv = []
         for flag, values in (("--path", self.paths), ("--nic", self.nics), ("--own", self.own)):
             argv += [f"{flag}={value}" for value in values]
@@ -54,7 +54,7 @@ def read_options(
     every_s: float | None = None,
     limits: Iterable[str] = (),
 ) -> Options:
-    """Args: flag: how flags begin, "--" or "--check-"; limits: as NAME=NUMBER. Raises: UsageError."""
+    """Read options. Args: flag: prefix of flags: "--", "--check-"; limits: as NAME=NUMBER. Raises: UsageError."""
     if expect_gpus is not None and expect_gpus < 0:
         raise UsageError(f"{flag}expect-gpus {expect_gpus}: give 0 or more")
     if timeout_s is not None and not 0 < timeout_s < 1e6:
@@ -73,12 +73,12 @@ def read_options(
 
 
 def split_path(text: str) -> tuple[str, bool]:
-    """The path, and whether it is written, too."""
+    """Return the path, and whether it is also written."""
     return (text.removesuffix(_ONLY_READ), not text.endswith(_ONLY_READ))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `to_argv` gives."""
+    """Add the arguments that `to_argv` returns."""
     for flag in ("--path", "--nic", "--own", "--set-limit"):
         parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--expect-gpus", type=int)
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(args: argparse.Namespace) -> Options:
-    """Raises: UsageError; not for an executable that has gone since: that is a finding."""
+    """Return the options. Raises: UsageError, but not for a missing executable: that is a finding."""
     found = read_options("--", args.path, args.nic, args.expect_gpus, (), args.timeout, limits=args.set_limit)
     return found._replace(own=tuple(args.own))
 
@@ -94,12 +94,12 @@ def from_arguments(args: argparse.Namespace) -> Options:
 def _path(flag: str, text: str) -> str:
     path, is_written = split_path(text)
     if not path:
-        raise UsageError(f"{flag} {text!r}: name a folder or a file")
+        raise UsageError(f"{flag} {text!r}: name a directory or a file")
     return os.path.abspath(path) + ("" if is_written else _ONLY_READ)
 
 
 def _executable(flag: str, text: str) -> str:
-    import shutil  # dear, and most name none
+    import shutil  # costs time, and most users name none
 
     found = shutil.which(text)
     if found is None:
@@ -110,7 +110,7 @@ def _executable(flag: str, text: str) -> str:
 def _limit(flag: str, text: str) -> tuple[str, float]:
     name, _, number = text.partition("=")
     if name not in Limits._fields:
-        raise UsageError(f"{flag} {text[:80]!r}: there are {', '.join(Limits._fields)}")
+        raise UsageError(f"{flag} {text[:80]!r}: unknown limit; known are {', '.join(Limits._fields)}")
     try:
         value = float(number)
     except ValueError:

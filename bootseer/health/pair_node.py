@@ -1,10 +1,10 @@
-"""The process of a node that measures its network to the others of a job, each with each.
+"""The process of a node that measures the network to each other node of a job.
 
     python -P -m bootseer.health.pair_node ADDRESS PORT      ("" and 0 for any)
 
 Out, as JSON lines: {"port": N} as soon as it listens, {"measured": [...]} when it is done. In: one line with the
-key of the test in hexadecimal, the nodes in order as [address, port], and which of them this one is. It ends after
-that, when standard input does, or when nobody has asked for LONGEST_S.
+key of the test in hexadecimal, the nodes in order as [address, port], and the index of this node. It ends after
+that, at the end of standard input, or without a request for LONGEST_S.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ from typing import NamedTuple
 
 from bootseer.health import pair_probe
 from bootseer.health.finding import one_line
-from bootseer.health.pairs import Measured, count_rounds, find_partner
-from bootseer.mounts.namespaces import die_with_parent
+from bootseer.health.pairs import PairMeasurement, count_rounds, find_partner
+from bootseer.ipc.framing import InvalidMessageError, LineBuffer, encode
+from bootseer.linux.processes import set_death_signal
 
-ROUND_S = 1.0  # at most; they go on as soon as they are done
-HEAR_S = 0.2  # for who connected to say who it is
+ROUND_S = 1.0  # limit; a round ends earlier once its pairs are done
+HELLO_S = 0.2  # for a connected node to send its number
 LONGEST_S = 60.0
-MOST_NODES = 4096
-MOST_LINE_BYTES = 1 << 20
-MOST_EARLY = 16  # partners of later rounds that wait
-MOST_ERROR_CHARACTERS = 100
+MAX_NODES = 4096
+MAX_LINE_BYTES = 1 << 20
+MAX_EARLY = 16  # waiting partners of later rounds
+MAX_ERROR_CHARACTERS = 100
 
 
-class Order(NamedTuple):
-    """What is to be done; `nodes`: address and port of each."""
+class PairOrder(NamedTuple):
+    """The order of a test; `nodes`: address and port of each."""
 
     key: bytes
     own: int
     nodes: tuple[tuple[str, int], ...]
 
 
-def read_order(line: bytes) -> Order:
-    """Raises: ValueError."""
+def read_order(line: bytes) -> PairOrder:
+    """Parse an order. Raises: ValueError."""
     value = json.loads(line)
     if not isinstance(value, dict) or not isinstance(value.get("nodes"), list):
-        raise ValueError("no order")
+        raise ValueError("invalid order")
     key, own = bytes.fromhex(str(value.get("key"))), value.get("own")
     nodes = []
-    for each in value["nodes"][: MOST_NODES + 1]:
+    for each in value["nodes"][: MAX_NODES + 1]:
         address, port = each
         if not isinstance(port, int) or not 0 < port < 65536:
-            raise ValueError("no port")
+            raise ValueError("invalid port")
         nodes.append((str(ip_address(address)), port))
-    if len(nodes) > MOST_NODES or not isinstance(own, int) or not 0 <= own < len(nodes) or len(key) < 16:
-        raise ValueError("no order")
-    return Order(key, own, tuple(nodes))
+    if len(nodes) > MAX_NODES or not isinstance(own, int) or not 0 <= own < len(nodes) or len(key) < 16:
+        raise ValueError("invalid order")
+    return PairOrder(key, own, tuple(nodes))
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """Raises: OSError."""
+    """Return a listening socket. Raises: OSError."""
     if not address and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=64, dualstack_ipv6=True)
     return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -69,13 +70,13 @@ def listen(address: str, port: int = 0) -> socket.socket:
 class PairNode:
     """One node's part in a test."""
 
-    def __init__(self, listener: socket.socket, order: Order) -> None:
+    def __init__(self, listener: socket.socket, order: PairOrder) -> None:
         self._listener = listener
         self._order = order
-        self._early: dict[int, tuple[socket.socket, bytes]] = {}  # who is in a later round than this node
+        self._early: dict[int, tuple[socket.socket, bytes]] = {}  # nodes that are in a later round than this one
 
-    def run(self) -> list[Measured]:
-        """All rounds; each is over at its time, whatever happens in it."""
+    def run(self) -> list[PairMeasurement]:
+        """Run all rounds; each ends in time, also if its partner fails."""
         nodes, own = self._order.nodes, self._order.own
         began_s = time.monotonic()
         found = []
@@ -89,25 +90,25 @@ class PairNode:
                 sock.close()
         return found
 
-    def _measure(self, partner: int, end_s: float) -> Measured:
+    def _measure(self, partner: int, end_s: float) -> PairMeasurement:
         try:
             if self._order.own < partner:
                 address, port = self._order.nodes[partner]
-                sock = pair_probe.begin(address, port, self._order.own, partner, self._order.key, end_s)
+                sock = pair_probe.connect(address, port, self._order.own, partner, self._order.key, end_s)
             else:
                 sock = self._await(partner, end_s)
             return pair_probe.measure(sock, partner, self._order.own < partner, end_s)
         except (OSError, pair_probe.NotProvenError) as error:
-            return Measured(partner, describe(error))
+            return PairMeasurement(partner, describe(error))
 
     def _await(self, partner: int, end_s: float) -> socket.socket:
-        """The connection of a partner that asks. Who else comes meanwhile waits for its round."""
+        """Return the connection of a partner; other nodes that connect wait for their round."""
         while True:
             sock, nonce = self._early.pop(partner) if partner in self._early else self._accept(partner, end_s)
             try:
                 pair_probe.answer(sock, self._order.own, partner, nonce, self._order.key, end_s)
             except pair_probe.NotProvenError:
-                sock.close()  # somebody took its number
+                sock.close()  # another process has used its number
                 continue
             except BaseException:
                 sock.close()
@@ -118,33 +119,33 @@ class PairNode:
         while True:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError("it did not come in time")
+                raise TimeoutError("it did not connect in time")
             self._listener.settimeout(left_s)
             sock, _ = self._listener.accept()
             try:
-                number, nonce = pair_probe.hear(sock, min(end_s, time.monotonic() + HEAR_S))
+                number, nonce = pair_probe.receive_hello(sock, min(end_s, time.monotonic() + HELLO_S))
             except (OSError, pair_probe.NotProvenError):
                 sock.close()
                 continue
             if number == partner:
                 return sock, nonce
-            if number in self._early or number >= len(self._order.nodes) or len(self._early) >= MOST_EARLY:
+            if number in self._early or number >= len(self._order.nodes) or len(self._early) >= MAX_EARLY:
                 sock.close()
             else:
                 self._early[number] = sock, nonce
 
 
 def describe(error: Exception) -> str:
-    """Why nothing was measured, in a few words."""
+    """Return the reason why nothing was measured, in a few words."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return one_line(str(text))[:MOST_ERROR_CHARACTERS]
+    return one_line(str(text))[:MAX_ERROR_CHARACTERS]
 
 
 def main(argv: Sequence[str]) -> int:
-    die_with_parent(signal.SIGKILL)
+    set_death_signal(signal.SIGKILL)
     address, port = argv
     with listen(address, int(port)) as listener:
-        _say({"port": listener.getsockname()[1]})
+        _write_line({"port": listener.getsockname()[1]})
         line = _read_line()
         if line is None:
             return 0
@@ -153,27 +154,31 @@ def main(argv: Sequence[str]) -> int:
         except (ValueError, TypeError, RecursionError) as error:
             print(f"bootseer pairs: {one_line(str(error))}", file=sys.stderr)
             return 2
-        _say({"measured": [each._asdict() for each in PairNode(listener, order).run()]})
+        _write_line({"measured": [each._asdict() for each in PairNode(listener, order).run()]})
     return 0
 
 
 def _read_line() -> bytes | None:
-    """None when nobody asks any more."""
-    data = b""
+    """Return the request line; None at the end of input or after LONGEST_S."""
+    received = LineBuffer(MAX_LINE_BYTES)
+    lines: list[bytes] = []
     end_s = time.monotonic() + LONGEST_S
-    while b"\n" not in data:
+    while not lines:
         if not select.select([0], [], [], max(0.0, end_s - time.monotonic()))[0]:
             return None
         piece = os.read(0, 65536)
-        if not piece or len(data) > MOST_LINE_BYTES:
+        if not piece:
             return None
-        data += piece
-    return data.partition(b"\n")[0]
+        try:
+            lines = received.feed(piece)
+        except InvalidMessageError:
+            return None
+    return lines[0]
 
 
-def _say(what: object) -> None:
-    with open(1, "w", encoding="ascii", closefd=False) as out:
-        out.write(json.dumps(what) + "\n")
+def _write_line(what: object) -> None:
+    with open(1, "wb", closefd=False) as out:
+        out.write(encode(what))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One node measures its network to another: latency, then both send at once, over one TCP connection.
+"""Network measurement between two nodes: latency, then both send at once, over one TCP connection.
 
-Both prove that they know the key of the test (bootseer/peers/auth.py); nothing but random numbers and zeros goes
-over it. Each side sends at most MOST_BYTES, for at most SEND_S, and is done by the moment it is given. What is
-received is counted by the receiver, what was lost by the sender's kernel (tcp(7), TCP_INFO).
+Both prove that they know the key of the test (bootseer/peers/auth.py); only random numbers and zeros are sent.
+Each side sends at most MAX_BYTES, for at most SEND_S, and ends by its deadline. The receiver counts received
+bytes, and the sender's kernel counts lost segments (tcp(7), TCP_INFO).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import struct
 import time
 from contextlib import suppress
 
-from bootseer.health.pairs import Measured
-from bootseer.peers.auth import NONCE_BYTES, Greeting
+from bootseer.health.pairs import PairMeasurement
+from bootseer.peers.auth import NONCE_BYTES, Handshake
 
 MAGIC = b"BSPAIR1\0"
 SEND_S = 0.25
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 _PINGS, _PING_BYTES, _PINGS_S = 20, 16, 0.15
 _CHUNK_BYTES = 256 << 10
-_WINDOW_BYTES, _LEAST_WINDOWS = 1 << 20, 4
-_QUEUE_BYTES = 512 << 10  # of what is sent: with a longer queue a slow way would be busy long after
+_WINDOW_BYTES, _MIN_WINDOWS = 1 << 20, 4
+_QUEUE_BYTES = 512 << 10  # of the send queue: a longer one would keep a slow path busy long after the test
 _HELLO = struct.Struct(f"!8sI{NONCE_BYTES}s")
 _PROOF_BYTES = 64
 # Of struct tcp_info (linux/tcp.h): tcpi_total_retrans, and tcpi_data_segs_out of Linux 4.6.
@@ -32,18 +32,18 @@ _RETRANSMITTED_AT, _SEGMENTS_AT, _INFO_BYTES = 100, 156, 232
 
 
 class NotProvenError(Exception):
-    """The other side is no node of this test."""
+    """The other side is not a node of this test."""
 
 
-def begin(address: str, port: int, own: int, partner: int, key: bytes, end_s: float) -> socket.socket:
-    """Connects to a partner; both have proven themselves. Raises: OSError, NotProvenError."""
+def connect(address: str, port: int, own: int, partner: int, key: bytes, end_s: float) -> socket.socket:
+    """Connect to a partner and authenticate both sides. Raises: OSError, NotProvenError."""
     sock = socket.create_connection((address, port), max(0.01, end_s - time.monotonic()))
     try:
         _prepare(sock)
         nonce = os.urandom(NONCE_BYTES)
         _send(sock, _HELLO.pack(MAGIC, own, nonce), end_s)
         answer = _receive(sock, NONCE_BYTES + _PROOF_BYTES, end_s)
-        greeting = Greeting(str(own), str(partner), nonce, answer[:NONCE_BYTES])
+        greeting = Handshake(str(own), str(partner), nonce, answer[:NONCE_BYTES])
         if not greeting.is_server(key, answer[NONCE_BYTES:].decode("ascii", "replace")):
             raise NotProvenError("it does not know the key of this test")
         _send(sock, greeting.session(key).sign("pair", "", "").encode(), end_s)
@@ -53,8 +53,8 @@ def begin(address: str, port: int, own: int, partner: int, key: bytes, end_s: fl
     return sock
 
 
-def hear(sock: socket.socket, end_s: float) -> tuple[int, bytes]:
-    """Who connected says which node it is, which is not proven yet. Raises: OSError, NotProvenError."""
+def receive_hello(sock: socket.socket, end_s: float) -> tuple[int, bytes]:
+    """Receive the number and nonce of a connected node, not yet authenticated. Raises: OSError, NotProvenError."""
     _prepare(sock)
     magic, number, nonce = _HELLO.unpack(_receive(sock, _HELLO.size, end_s))
     if magic != MAGIC:
@@ -63,19 +63,19 @@ def hear(sock: socket.socket, end_s: float) -> tuple[int, bytes]:
 
 
 def answer(sock: socket.socket, own: int, partner: int, nonce: bytes, key: bytes, end_s: float) -> None:
-    """The other end of `begin`, after `hear`. Raises: OSError, NotProvenError."""
+    """Authenticate a connected partner, after `receive_hello`. Raises: OSError, NotProvenError."""
     mine = os.urandom(NONCE_BYTES)
-    greeting = Greeting(str(partner), str(own), nonce, mine)
+    greeting = Handshake(str(partner), str(own), nonce, mine)
     _send(sock, mine + greeting.server_proof(key).encode(), end_s)
     proof = _receive(sock, _PROOF_BYTES, end_s).decode("ascii", "replace")
     if not greeting.session(key).is_signed(proof, "pair", "", ""):
         raise NotProvenError("it does not know the key of this test")
 
 
-def measure(sock: socket.socket, partner: int, is_first: bool, end_s: float) -> Measured:
-    """What the way to a partner is worth; closes the connection. Args: is_first: of the two, which asks.
+def measure(sock: socket.socket, partner: int, is_first: bool, end_s: float) -> PairMeasurement:
+    """Measure the path to a partner and close the connection. Args: is_first: this side sends first.
 
-    Raises: OSError, when nothing could be measured.
+    Raises: OSError if nothing could be measured.
     """
     has_ended = False
     try:
@@ -85,16 +85,16 @@ def measure(sock: socket.socket, partner: int, is_first: bool, end_s: float) -> 
         else:
             _echo(sock, end_s)
         rate, has_ended = _exchange(sock, end_s)
-        return Measured(partner, "", latency_s, rate, _lost_share(sock))
+        return PairMeasurement(partner, "", latency_s, rate, _lost_share(sock))
     finally:
         if not has_ended:
-            # What is still on its way is dropped: the next pair needs the link.
+            # Unsent data is dropped: the next pair needs the link.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
 
 
 def _ask(sock: socket.socket, end_s: float) -> float | None:
-    """The middle of some round trips; ends by a message that begins with zero."""
+    """Return the median of some round trips; ends with a message that begins with zero."""
     times: list[float] = []
     stop_s = time.monotonic() + _PINGS_S
     while len(times) < _PINGS and (not times or time.monotonic() < stop_s):
@@ -116,9 +116,9 @@ def _echo(sock: socket.socket, end_s: float) -> None:
 
 
 def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
-    """Both send zeros until they have sent enough, or the time is over.
+    """Send and receive zeros until enough is sent, or the time is over.
 
-    Returns: bytes received in a second, and whether all that was sent has come.
+    Returns: bytes received per second, and whether all sent data arrived.
     """
     sock.setblocking(False)
     poller = select.poll()
@@ -127,13 +127,13 @@ def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
     began_s = time.monotonic()
     stop_s, give_up_s = min(began_s + SEND_S, end_s), min(began_s + 2 * SEND_S, end_s)
     sent = received = 0
-    came: list[tuple[float, int]] = []  # when, and how much had been received by then
+    came: list[tuple[float, int]] = []  # time, and bytes received by then
     last_s = began_s
     is_sending, has_ended = True, False
     while (now_s := time.monotonic()) < give_up_s:
-        if is_sending and (sent >= MOST_BYTES or now_s >= stop_s):
+        if is_sending and (sent >= MAX_BYTES or now_s >= stop_s):
             is_sending = False
-            with suppress(OSError):  # the other side has given up: what has come counts
+            with suppress(OSError):  # the other side has given up: received data counts
                 sock.shutdown(socket.SHUT_WR)
             poller.modify(sock, select.POLLIN)
         events = poller.poll(max(0.0, 1e3 * ((stop_s if is_sending else give_up_s) - now_s)))
@@ -159,7 +159,7 @@ def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
             break
         if is_sending and mask & select.POLLOUT:
             try:
-                sent += sock.send(zeros[: MOST_BYTES - sent])
+                sent += sock.send(zeros[: MAX_BYTES - sent])
             except BlockingIOError:
                 pass
             except ConnectionError:
@@ -170,23 +170,23 @@ def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
 
 
 def _rate(came: list[tuple[float, int]], last_s: float, received: int, took_s: float) -> float:
-    """Bytes in a second: the middle of some windows, as a process that had to wait for the CPU shows in a few.
+    """Return bytes per second: the median of some windows, as a wait for the CPU affects only a few.
 
-    Args: came: when the first bytes came and each window was full, with all that had been received by then.
+    Args: came: the times at which the first bytes came and each window was full, with the bytes received by then.
     """
-    if len(came) > _LEAST_WINDOWS:
+    if len(came) > _MIN_WINDOWS:
         rates = [
             (size - before) / max(at_s - from_s, 1e-6)
             for (from_s, before), (at_s, size) in itertools.pairwise(came)
         ]
         return sorted(rates)[len(rates) // 2]
-    if not came or received == came[0][1]:  # nothing, or in one piece
+    if not came or received == came[0][1]:  # nothing, or one piece
         return received / max(took_s, 1e-6)
     return (received - came[0][1]) / max(last_s - came[0][0], 1e-6)
 
 
 def _lost_share(sock: socket.socket) -> float | None:
-    """Of the segments with data that were sent, those that were sent again."""
+    """Return the share of sent data segments that were retransmitted."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _SEGMENTS_AT + 4:
         return None

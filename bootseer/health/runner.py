@@ -1,8 +1,8 @@
-"""Runs checks, each in a process of its own with a time limit: one that hangs is a finding, and is left behind.
+"""Runner of checks, each in its own process with a time limit: one that hangs is a finding, and is abandoned.
 
-In: tasks. Out: findings, in the order of the tasks. A process that waits in the kernel (a disk or file server that
-does not answer) cannot be ended: it is told to, and nobody waits for it. What comes back is bounded and checked as
-anything that another program wrote. This process has one thread.
+In: tasks. Out: findings, in the order of the tasks. A process that waits in the kernel (for a silent disk or file
+server) cannot be ended: it is killed without waiting. Results are bounded and validated like any untrusted data.
+This process has one thread.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 from bootseer.health.finding import HUNG, UNKNOWN, Finding, from_json, one_line
-from bootseer.mounts.namespaces import die_with_parent
+from bootseer.linux.processes import read_process, set_death_signal, wait_channel
 
-MOST_RESULT_BYTES = 1 << 20
-MOST_AT_ONCE = 16
-_END_S = 0.2  # for a process that was told to end
+MAX_RESULT_BYTES = 1 << 20
+MAX_AT_ONCE = 16
+_END_S = 0.2  # for a killed process to end that waits in the kernel
+_SLOW_END_S = 10.0  # for one that does not: it ends as soon as an overloaded machine runs it
 _LOOK_S = 1.0
-_STOPPED_S = 1.0  # later than this only looks who was stopped itself (SIGSTOP, a paused VM)
+_STOPPED_S = 1.0  # a longer pause means that this process was stopped itself (SIGSTOP, a paused VM)
 
 
 class Task(NamedTuple):
-    """One check of one thing."""
+    """One check of one object."""
 
     check: str
     where: str
@@ -41,7 +42,7 @@ class _Child:
         self.number, self.task = number, task
         self.end_s = time.monotonic() + limit_s
         self.data = bytearray()
-        self.is_over = False  # it has said all, or too much
+        self.is_over = False  # it has sent everything, or too much
         sys.stdout.flush()
         sys.stderr.flush()
         self.fd, theirs = os.pipe()
@@ -57,40 +58,41 @@ class _Child:
         os.close(theirs)
 
     def end(self, is_over: bool) -> int | None:
-        """Its status as `waitstatus_to_exitcode` has it; None when it does not end. Args: is_over: by itself."""
+        """End it and return its `waitstatus_to_exitcode`; None if it does not end. Args: is_over: it has ended."""
         os.close(self.fd)
         if not is_over:
             self._kill()
-        give_up_s = time.monotonic() + _END_S
+        began_s = time.monotonic()
         while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() > give_up_s:
-                if not is_over:
-                    return None
-                is_over = False  # it has closed its pipe and goes on
+            waited_s = time.monotonic() - began_s
+            if is_over and waited_s > _END_S:
+                is_over = False  # it has closed its pipe but still runs
                 self._kill()
-                give_up_s = time.monotonic() + _END_S
+                began_s = time.monotonic()
+            elif waited_s > (_END_S if _waits_in_the_kernel(self.pid) else _SLOW_END_S):
+                return None
             time.sleep(0.001)
-        self._kill_group()  # what it started; while it is not reaped its number is no other group's
+        self._kill_group()  # its children; until it is reaped no other group has its number
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _kill(self) -> None:
         self._kill_group()
-        os.kill(self.pid, signal.SIGKILL)  # not waited for: the pid is its own
+        os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid is its own
 
     def _kill_group(self) -> None:
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            pass  # nobody is left in it
+            pass  # the group is empty
 
 
 def run_tasks(
     tasks: Iterable[Task], limit_s: float, left: dict[tuple[str, str], int] | None = None
 ) -> Iterator[list[Finding]]:
-    """The findings of each task, in order, as soon as they and those before are there.
+    """Yield the findings of each task, in order, as soon as they and all earlier ones are present.
 
-    Args: left: processes that could not be ended, by check and place. For who looks again and again: what still
-    waits there is not joined by another one.
+    Args: left: processes that could not be ended, by check and place. While one still waits there, repeated rounds
+    start no further one.
     """
     left = {} if left is None else left
     waiting = list(enumerate(tasks))
@@ -102,9 +104,9 @@ def run_tasks(
         running: set[_Child] = set()
         try:
             while waiting or running:
-                while waiting and len(running) < MOST_AT_ONCE:
+                while waiting and len(running) < MAX_AT_ONCE:
                     number, task = waiting.pop()
-                    if _is_left(task, left):
+                    if _still_hangs(task, left):
                         done[number] = [Finding(task.check, HUNG, "it still does not answer", task.where)]
                         continue
                     try:
@@ -114,12 +116,12 @@ def run_tasks(
                         continue
                     running.add(child)
                     selector.register(child.fd, selectors.EVENT_READ, child)
-                over = _over(selector, running)
+                over = _wait_finished(selector, running)
                 before_s, looked_s = looked_s, time.monotonic()
                 if looked_s - before_s > _LOOK_S + _STOPPED_S:
                     for child in running:
-                        child.end_s += looked_s - before_s  # they had no time either
-                for child in over + _late(running, over):
+                        child.end_s += looked_s - before_s  # they could not run either
+                for child in over + _find_late(running, over):
                     selector.unregister(child.fd)
                     running.discard(child)
                     done[child.number] = _collect(child, limit_s, left)
@@ -131,8 +133,8 @@ def run_tasks(
                 child.end(is_over=False)
 
 
-def _over(selector: selectors.BaseSelector, running: set[_Child]) -> list[_Child]:
-    """Those that have said all, or too much; waits for a moment."""
+def _wait_finished(selector: selectors.BaseSelector, running: set[_Child]) -> list[_Child]:
+    """Return the processes that have sent everything, or too much; waits briefly."""
     if not running:
         return []
     left_s = min(child.end_s for child in running) - time.monotonic()
@@ -141,14 +143,14 @@ def _over(selector: selectors.BaseSelector, running: set[_Child]) -> list[_Child
         child: _Child = key.data
         data = os.read(child.fd, 65536)
         child.data += data
-        if not data or len(child.data) > MOST_RESULT_BYTES:
+        if not data or len(child.data) > MAX_RESULT_BYTES:
             child.is_over = True
             over.append(child)
     return over
 
 
-def _late(running: Iterable[_Child], over: list[_Child]) -> list[_Child]:
-    """Those that have no time left."""
+def _find_late(running: Iterable[_Child], over: list[_Child]) -> list[_Child]:
+    """Return the processes that have no time left."""
     now_s = time.monotonic()
     return [child for child in running if child.end_s <= now_s and child not in over]
 
@@ -156,7 +158,7 @@ def _late(running: Iterable[_Child], over: list[_Child]) -> list[_Child]:
 def _collect(child: _Child, limit_s: float, left: dict[tuple[str, str], int]) -> list[Finding]:
     task = child.task
     is_late = not child.is_over
-    doing = _waits_for(child.pid) if is_late else ""
+    doing = one_line(wait_channel(child.pid)[:100]) if is_late else ""
     status = child.end(is_over=not is_late)
     if status is None:
         left[task.check, task.where] = child.pid
@@ -164,10 +166,10 @@ def _collect(child: _Child, limit_s: float, left: dict[tuple[str, str], int]) ->
         what = f"no answer in {limit_s:g} s"
         what += f", it waits in {doing}" if doing else ""
         what += "; its process cannot be ended" if status is None else ""
-        way_out = "look at what it waits for: a device, a driver or a file server that does not answer"
+        way_out = "check the device, driver or file server that it waits for"
         return [Finding(task.check, HUNG, what, task.where, limit_s, limit_s, "s", way_out)]
-    if len(child.data) > MOST_RESULT_BYTES:
-        return [_unknown(task, "it found more than can be told")]
+    if len(child.data) > MAX_RESULT_BYTES:
+        return [_unknown(task, "it found more than can be reported")]
     try:
         return from_json(task.check, json.loads(child.data))
     except (ValueError, RecursionError):
@@ -175,27 +177,24 @@ def _collect(child: _Child, limit_s: float, left: dict[tuple[str, str], int]) ->
         return [_unknown(task, f"the process of the check {how}")]
 
 
-def _is_left(task: Task, left: dict[tuple[str, str], int]) -> bool:
-    """Whether the process of an earlier look still waits there."""
+def _still_hangs(task: Task, left: dict[tuple[str, str], int]) -> bool:
+    """Return whether the process of an earlier round still waits there."""
     pid = left.get((task.check, task.where))
     if pid is None:
         return False
     try:
         is_over = bool(os.waitpid(pid, os.WNOHANG)[0])
     except ChildProcessError:
-        is_over = True  # reaped by somebody else
+        is_over = True  # already reaped
     if is_over:
         del left[task.check, task.where]
     return not is_over
 
 
-def _waits_for(pid: int) -> str:
-    """The function of the kernel in which a process sleeps, "" where that is not told."""
-    try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
-            return one_line(file.read(100)).strip("0")
-    except OSError:
-        return ""
+def _waits_in_the_kernel(pid: int) -> bool:
+    """Return whether no signal reaches a process (state D)."""
+    process = read_process(pid)
+    return process is not None and process.state == "D"
 
 
 def _unknown(task: Task, what: str) -> Finding:
@@ -204,12 +203,12 @@ def _unknown(task: Task, what: str) -> Finding:
 
 
 def _work(task: Task, fd: int, parent: int) -> NoReturn:
-    """In the child: never returns."""
+    """Run a task in the child; never returns."""
     try:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
         os.setpgid(0, 0)
-        die_with_parent(signal.SIGKILL)
+        set_death_signal(signal.SIGKILL)
         if os.getppid() == parent:
             try:
                 findings = task.run()

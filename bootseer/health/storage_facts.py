@@ -1,6 +1,6 @@
-"""Whether a path can be read and written, and how fast, by small real reads and writes, as facts for storage.py.
+"""Facts for storage.py: whether a path can be read and written, and how fast, by small real reads and writes.
 
-Meant for a process that may be left (runner.py): each call may wait for a file server for ever.
+Meant for a process that may be abandoned (runner.py): each call may wait for a file server for ever.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import os
 import stat
 from typing import NamedTuple
 
-from bootseer.health.door import Door
+from bootseer.health.door import HostInterface
 
 PROBE_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 20
-_MOST_ENTRIES = 64  # of a folder, among which a file to read is looked for
+_MAX_ENTRIES = 64  # of a directory, searched for a file to read
 
 
 class StorageFacts(NamedTuple):
-    """What was done, and how long it took; None for what was not."""
+    """The durations of reads and writes; None if not done."""
 
-    error: str = ""  # what failed, in words of the system; "" for nothing
-    doing: str = ""  # with `error`: what it was
-    has_changed: bool = False  # other bytes came back than were written
+    error: str = ""  # the system's error text; "" for none
+    doing: str = ""  # with `error`: the failed step
+    has_changed: bool = False  # other bytes were read than were written
     write_s: float | None = None  # until they had reached the disk
     read_s: float | None = None
     read_bytes: int = 0
 
 
-def probe(door: Door, path: str, is_written: bool) -> StorageFacts:
-    """Args: is_written: a file is written to it and read back; else a file in it, or it itself, is read."""
-    doing = "looking at it"
+def probe(door: HostInterface, path: str, is_written: bool) -> StorageFacts:
+    """Probe a path. Args: is_written: write a file there and read it back; else read a file in it, or itself."""
+    doing = "inspecting it"
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         if is_written and is_folder:
@@ -46,14 +46,14 @@ def probe(door: Door, path: str, is_written: bool) -> StorageFacts:
         finally:
             os.close(fd)
         if is_written and not os.access(path, os.W_OK):
-            return StorageFacts("this user may not write it", "writing")
+            return StorageFacts("not writable by this user", "writing")
         return StorageFacts(read_s=seconds, read_bytes=len(data))
     except OSError as error:
         return StorageFacts(error.strerror or type(error).__name__, doing)
 
 
-def _write_and_read(door: Door, folder: str) -> StorageFacts:
-    fd = _open_unnamed(folder)
+def _write_and_read(door: HostInterface, directory: str) -> StorageFacts:
+    fd = _open_unnamed(directory)
     try:
         piece = os.urandom(_PIECE_BYTES)
         began_s = door.now_s()
@@ -75,21 +75,21 @@ def _write_and_read(door: Door, folder: str) -> StorageFacts:
         os.close(fd)
 
 
-def _open_unnamed(folder: str) -> int:
-    """A file that is gone when it is closed, whatever becomes of this process."""
+def _open_unnamed(directory: str) -> int:
+    """Open a file that disappears when it is closed, even if this process is killed."""
     try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             raise
-    path = os.path.join(folder, f".bootseer-check-{os.urandom(8).hex()}")
+    path = os.path.join(directory, f".bootseer-check-{os.urandom(8).hex()}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.unlink(path)
     return fd
 
 
-def _read(door: Door, fd: int) -> tuple[float, bytes]:
-    """Up to 4 MiB from the beginning, not from the page cache where the kernel heeds that."""
+def _read(door: HostInterface, fd: int) -> tuple[float, bytes]:
+    """Read up to 4 MiB from the beginning, bypassing the page cache if the kernel supports it."""
     os.posix_fadvise(fd, 0, PROBE_BYTES, os.POSIX_FADV_DONTNEED)
     began_s = door.now_s()
     pieces, size = [], 0
@@ -99,11 +99,11 @@ def _read(door: Door, fd: int) -> tuple[float, bytes]:
     return door.now_s() - began_s, b"".join(pieces)
 
 
-def _some_file(folder: str) -> str:
-    """A file of a folder, the largest of the first ones; "" for none."""
+def _some_file(directory: str) -> str:
+    """Return a file of a directory, the largest of the first ones; "" for none."""
     best, size = "", 0
-    with os.scandir(folder) as entries:
-        for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+    with os.scandir(directory) as entries:
+        for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
             if entry.is_file() and entry.stat().st_size > size and os.access(entry.path, os.R_OK):
                 best, size = entry.path, entry.stat().st_size
     return best

@@ -1,15 +1,14 @@
-"""The checks that cost little, again and again while ranks run: what has come or gone as JSON lines on stdout.
+"""The cheap checks, repeated while ranks run: new and ended findings as JSON lines on stdout.
 
-    python -P -m bootseer.health.watching --every S [what options.py adds] -- FOLDER...
+    python -P -m bootseer.health.watching --every S [options of options.py] -- DIR...
 
-At the lowest priority, and each check in a process of its own (runner.py): one that hangs is told and holds up
-nothing else. Nothing is written anywhere. It ends with who started it, or when standard input does.
+It runs at the lowest priority, with each check in its own process (runner.py): one that hangs is reported and
+delays no other. It writes no files. It ends with its parent, or at the end of standard input.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import signal
@@ -19,16 +18,17 @@ import time
 from bootseer.health.beside import make_request
 from bootseer.health.changes import Changes
 from bootseer.health.checks import CHECKS, make_tasks
-from bootseer.health.door import Door
+from bootseer.health.door import HostInterface
 from bootseer.health.options import EVERY_S, add_arguments, from_arguments
 from bootseer.health.runner import run_tasks
-from bootseer.mounts.namespaces import die_with_parent
-from bootseer.priority import lower
+from bootseer.ipc.framing import encode
+from bootseer.linux.priority import lower
+from bootseer.linux.processes import set_death_signal
 
 LIMIT_S = 10.0  # for each check
-# Looks at the driver cost more than all else, and Xids are in the kernel's log at once.
+# Checking the driver costs most, and Xids are in the kernel's log at once.
 SELDOM = {"accelerators": 4}
-NEVER = {"storage", "shared-memory"}  # it writes; it does not change
+NEVER = {"storage", "shared-memory"}  # the first writes; the second does not change
 
 
 def main(argv: list[str]) -> int:
@@ -38,10 +38,10 @@ def main(argv: list[str]) -> int:
     add_arguments(parser)
     args = parser.parse_args(argv)
     ancestor = os.getppid()  # bootrun; ranks descend from it
-    die_with_parent(signal.SIGKILL)
+    set_death_signal(signal.SIGKILL)
     lower()
     options = from_arguments(args)
-    door, changes, began_s = Door(), Changes(), time.monotonic()
+    door, changes, began_s = HostInterface(), Changes(), time.monotonic()
     left: dict[tuple[str, str], int] = {}
     look = 0
     try:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             ]
             for change in changes.look(names, found):
                 said = {**change.finding._asdict(), "is_over": change.is_over}
-                sys.stdout.write(json.dumps(said) + "\n")
+                sys.stdout.buffer.write(encode(said))
             sys.stdout.flush()
             look += 1
             if _has_ended(max(0.0, looked_s + args.every - time.monotonic())):
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _has_ended(seconds: float) -> bool:
-    """Waits; whether standard input has ended meanwhile."""
+    """Wait, and return whether standard input has ended."""
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
         if select.select([0], [], [], left_s)[0] and not os.read(0, 4096):

@@ -1,6 +1,6 @@
 """Container images: from and to registries, as trees.
 
-Names are loaded when first used, so that importing this costs nothing.
+Names are imported at their first use, so that importing this costs nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from bootseer.image.artifacts import pull_tree as pull_tree
     from bootseer.image.artifacts import push_trace as push_trace
     from bootseer.image.artifacts import push_tree as push_tree
-    from bootseer.image.references import Reference as Reference
-    from bootseer.image.references import parse_reference as parse_reference
     from bootseer.image.registry import Registry as Registry
     from bootseer.image.registry import RegistryImage as RegistryImage
+    from bootseer.storage.oci.reference import Reference as Reference
+    from bootseer.storage.oci.reference import parse_reference as parse_reference
 
 _HOMES = {
     "Pulled": "artifacts",
@@ -26,8 +26,8 @@ _HOMES = {
     "pull_tree": "artifacts",
     "push_trace": "artifacts",
     "push_tree": "artifacts",
-    "Reference": "references",
-    "parse_reference": "references",
+    "Reference": "bootseer.storage.oci.reference",
+    "parse_reference": "bootseer.storage.oci.reference",
     "Registry": "registry",
     "RegistryImage": "registry",
 }

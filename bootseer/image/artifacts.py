@@ -1,8 +1,8 @@
-"""Trees and their traces as artefacts of registries: pushed from any store, pulled into any store.
+"""Trees and their access traces as artifacts of registries: pushed from any store, pulled into any store.
 
-In: a tree's folder in a store, or its name in a registry. Out: the other. What is copied is verified by its
-digests on the way; signatures are copied as they are, for whoever opens the tree. An image that a tree belongs to
-is referred to and stays as it is.
+In: a tree's directory in a store, or its name in a registry. Out: the other. Copied data is verified by its
+digests in transit. Signatures are copied as they are, for readers that open the tree. A tree refers to its image,
+which does not change.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from bootseer.errors import AlreadyExists, ConfigError, DigestMismatch, Integrit
 from bootseer.image.registry import Registry
 from bootseer.image.uploads import from_memory
 from bootseer.storage import RangeReader, RangeRequest, Store
-from bootseer.storage.oci import OciStore
-from bootseer.storage.oci_manifest import (
+from bootseer.storage.oci.manifest import (
     EMPTY,
     EMPTY_CONFIG,
-    MOST_TRACE_BYTES,
+    MAX_TRACE_BYTES,
     TRACE,
     TREE,
     TREE_INDEX,
@@ -36,8 +35,9 @@ from bootseer.storage.oci_manifest import (
     to_trace_manifest,
     to_tree_manifest,
 )
-from bootseer.storage.oci_reference import Reference, tree_tag
-from bootseer.tree.head import HEAD_NAME, MOST_HEAD_BYTES, Head
+from bootseer.storage.oci.reference import Reference, tree_tag
+from bootseer.storage.oci.store import OciStore
+from bootseer.tree.head import HEAD_NAME, MAX_HEAD_BYTES, Head
 from bootseer.tree.head import decode as decode_head
 from bootseer.tree.index import Index, index_path
 from bootseer.tree.index import decode as decode_index
@@ -48,39 +48,39 @@ AT_ONCE = 4  # packs; each is up to 16 MiB of memory
 PIECE_BYTES = 16 << 20
 _NONE: Mapping[str, str] = {}
 
-Progress = Callable[[int, int], None]  # bytes done, and in all
+Progress = Callable[[int, int], None]  # bytes done, and in total
 
 
 class StoredTree(NamedTuple):
-    """A tree but for its packs; the index is that which the head names."""
+    """A tree without its packs; the index is the one that the head names."""
 
-    head_bytes: bytes  # tree.json as it is stored
+    head_bytes: bytes  # tree.json as stored
     head: Head
     index_bytes: bytes  # as stored
     decoded: Index
 
 
 class Pushed(NamedTuple):
-    """What a push has made."""
+    """The result of a push."""
 
     reference: Reference  # by digest
     tree: str  # the tree digest
-    name: str  # that the tree goes by; readers ask for it by another one only with --name
-    size: int  # bytes of the tree as it is stored
-    sent_bytes: int  # the others were there, or were taken from another repository
+    name: str  # of the tree; readers request it by another one only with --name
+    size: int  # bytes of the tree as stored
+    sent_bytes: int  # the others were present, or were taken from another repository
 
 
 class Pulled(NamedTuple):
-    """What a pull has made."""
+    """The result of a pull."""
 
     tree: str  # the tree digest
-    size: int  # bytes of the tree as it is stored
-    received_bytes: int  # the others were there
+    size: int  # bytes of the tree as stored
+    received_bytes: int  # the others were present
     traces: int
 
 
 class _Trace(msgspec.Struct, frozen=True):
-    """Of a trace, what has to be known to push it."""
+    """The fields of a trace that a push needs."""
 
     tree: str
     workload: str
@@ -97,19 +97,19 @@ async def push_tree(
     head: bytes | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
-    """The tree in the folder `source` under the tag of `reference`; without a tag as part of `subject`.
+    """Push the tree in the directory `source` under the tag of `reference`; without a tag as part of `subject`.
 
     Args:
-        subject: the image that it is a tree of, by which it is found as well; in the same repository.
+        subject: the image of the tree, by which it is found as well; in the same repository.
         mount_from: a repository of the same registry that may have the packs.
-        head: a tree.json to push instead of the source's own: of the same tree under the name that it has there.
+        head: a tree.json to push instead of the source's own: of the same tree under its name there.
 
-    The same tree has the same digest each time, as long as `annotations` have no time in them.
+    The same tree has the same digest each time, as long as `annotations` contain no time.
 
-    Raises: AlreadyExists when the tag is that of something else than a tree; IntegrityError, StorageError.
+    Raises: AlreadyExists if the tag belongs to another kind of artifact; IntegrityError, StorageError.
     """
     if reference.digest or not (reference.tag or subject):
-        raise ConfigError(f"{reference}: a tree is pushed under a tag, or as belonging to an image: name one")
+        raise ConfigError(f"{reference}: a tree is pushed under a tag or for an image; name one")
     await _check_tag(registry, reference)
     tree = await read_tree(source, head)
     if isinstance(source, OciStore) and source.reference.host == reference.host and not mount_from:
@@ -117,11 +117,11 @@ async def push_tree(
     if isinstance(subject, Reference):
         subject = await _find_subject(registry, reference, subject)
     index = _blob(TREE_INDEX, tree.head.digest, tree.head.index_bytes)
-    # Each once, should an index name one twice.
+    # Each only once, even if an index names one twice.
     packs = {digest.hex(): _blob(TREE_PACK, digest.hex(), size) for digest, size in tree.decoded.packs}
     top = Descriptor(media_type=TREE, digest=digest_of(tree.head_bytes), size=len(tree.head_bytes))
     manifest = to_tree_manifest(top, index, list(packs.values()), subject=subject, annotations=annotations)
-    encode(manifest, str(reference))  # before anything is sent: too many packs?
+    encode(manifest, str(reference))  # before anything is sent: fails for too many packs
 
     uploads = registry.uploads(reference, mount_from=mount_from)
     total = top.size + index.size + sum(blob.size for blob in packs.values())
@@ -140,7 +140,7 @@ async def push_tree(
     await aio.map_bounded(push, packs.items(), width=AT_ONCE)
     await uploads.push(top, from_memory(tree.head_bytes), tally.add)
     made = await registry.push_manifest(reference, manifest)
-    if subject is not None:  # manifests of trees have no times: this says which one is the newest
+    if subject is not None:  # manifests of trees have no times: this tag names the newest one
         await registry.point(reference, tree_tag(subject.digest), manifest)
     return Pushed(reference.at(made.digest), tree.head.digest, tree.head.name, total, uploads.sent_bytes)
 
@@ -154,15 +154,15 @@ async def pull_tree(
     with_traces: bool = True,
     progress: Progress | None = None,
 ) -> Pulled:
-    """The tree of that name, or of the image of that name, into the folder `target`; `tree.json` comes last.
+    """Pull the tree of that name, or of the image of that name, into `target`; `tree.json` comes last.
 
     Args:
-        head: the tree.json to publish, of somebody who believes it: the tree is the one that it names, whatever
-            the registry says by then. Without it the registry's own is copied; nobody looks at its signatures.
+        head: the tree.json to publish, if the caller trusts it: its tree is pulled, even if the registry changes
+            meanwhile. Without it the registry's own is copied, and its signatures are not verified.
 
-    What is there already is not read again.
+    Existing files are not read again.
 
-    Raises: NotFound when there is no tree; DigestMismatch, IntegrityError, StorageError.
+    Raises: NotFound if there is no tree; DigestMismatch, IntegrityError, StorageError.
     """
     found = await registry.store(reference).tree()
     source = registry.store(reference.at(found.manifest.digest))  # a tag may move meanwhile
@@ -194,21 +194,21 @@ async def pull_tree(
 
 
 async def push_trace(registry: Registry, reference: Reference, data: bytes) -> Descriptor:
-    """A hot trace (the envelope as it is stored) as something that belongs to the tree of that name.
+    """Push an access trace (the envelope as stored) that belongs to the tree of that name.
 
-    Raises: IntegrityError when it is no trace, or one of another tree; NotFound when there is no tree.
+    Raises: IntegrityError if it is not a trace, or is of another tree; NotFound if there is no tree.
     """
-    payload = parse_envelope(data, TRACE, "the trace", most_bytes=MOST_TRACE_BYTES).payload
+    payload = parse_envelope(data, TRACE, "the trace", max_bytes=MAX_TRACE_BYTES).payload
     try:
         trace = msgspec.json.decode(payload, type=_Trace)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise IntegrityError(f"the trace is none: {error}") from error
+        raise IntegrityError(f"the trace is invalid: {error}") from error
     store = registry.store(reference)
     tree = await store.tree()
     if index_path(trace.tree) not in tree.files:
-        raise IntegrityError(f"{reference}: the trace is one of tree {trace.tree[:64]!r}, not of this one")
+        raise IntegrityError(f"{reference}: the trace belongs to tree {trace.tree[:64]!r}, not to this one")
     if not is_workload(trace.workload):
-        raise IntegrityError(f"the trace is of workload {trace.workload[:64]!r}, which is none: 16 hex digits")
+        raise IntegrityError(f"the trace has the workload {trace.workload[:64]!r}, not 16 hex digits")
     await registry.push_bytes(reference, EMPTY_CONFIG, EMPTY)
     blob = await registry.push_bytes(reference, data, TRACE)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
@@ -217,13 +217,13 @@ async def push_trace(registry: Registry, reference: Reference, data: bytes) -> D
 
 
 async def read_tree(source: Store, data: bytes | None = None) -> StoredTree:
-    """The tree in the root of a store, with `data` in the place of its tree.json if given.
+    """Read the tree in the root of a store, with `data` in place of its tree.json if given.
 
-    Signatures are not looked at. Raises: NotFound when there is no tree; IntegrityError.
+    Signatures are not verified. Raises: NotFound if there is no tree; IntegrityError.
     """
     where = f"{source.url}: {HEAD_NAME}"
-    data = await _read_small(source, HEAD_NAME, MOST_HEAD_BYTES) if data is None else data
-    head = decode_head(parse_envelope(data, TREE, where, most_bytes=MOST_HEAD_BYTES).payload, where)
+    data = await _read_small(source, HEAD_NAME, MAX_HEAD_BYTES) if data is None else data
+    head = decode_head(parse_envelope(data, TREE, where, max_bytes=MAX_HEAD_BYTES).payload, where)
     index_bytes = await read_index_bytes(source, head.digest, size=head.index_bytes)
     index = await aio.run_io(decode_index, index_bytes, head.digest, f"{source.url}: {index_path(head.digest)}")
     return StoredTree(data, head, index_bytes, index)
@@ -233,7 +233,7 @@ async def read_tree(source: Store, data: bytes | None = None) -> StoredTree:
 
 
 class _Tally:
-    """Counts for a progress."""
+    """Counts bytes for a progress callback."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -247,29 +247,29 @@ class _Tally:
 
 
 async def _check_tag(registry: Registry, reference: Reference) -> None:
-    """An image must not lose its tag to a tree."""
+    """Refuse to take a tag from an image."""
     found = await registry.find(reference) if reference.tag else None
     if found is not None and not is_tree(found, str(reference)):
         raise AlreadyExists(
-            f"{reference}: is an image or something else already: give the tree a tag of its own, or none and the"
-            " image as its subject"
+            f"{reference}: is already an image or another artifact; give the tree a tag of its own, or none and"
+            " the image as its subject"
         )
 
 
 async def _find_subject(registry: Registry, reference: Reference, subject: Reference) -> Descriptor:
-    """What the tree is to refer to."""
+    """Return the descriptor of the image that the tree refers to."""
     if subject.name != reference.name:
         raise ConfigError(f"{reference}: can only belong to an image of the same repository, not to {subject}")
     found = await registry.find(subject)
     if found is None:
-        raise NotFound(f"{subject}: there is no such image that a tree could belong to")
+        raise NotFound(f"{subject}: no such image for a tree to belong to")
     return found.descriptor
 
 
-async def _read_small(source: Store, path: str, most_bytes: int) -> bytes:
+async def _read_small(source: Store, path: str, max_bytes: int) -> bytes:
     found = await source.stat(path)
-    if found.size > most_bytes:
-        raise IntegrityError(f"{source.url}: {path} has {found.size} bytes; at most {most_bytes}")
+    if found.size > max_bytes:
+        raise IntegrityError(f"{source.url}: {path} has {found.size} bytes; at most {max_bytes}")
     data = memoryview(bytearray(found.size))
     await RangeReader(source).read([RangeRequest(path, 0, data, found.etag)])
     return bytes(data)
@@ -281,7 +281,7 @@ async def _is_there(target: Store, path: str, size: int) -> bool:
     except NotFound:
         return False
     if found.size != size:
-        raise IntegrityError(f"{target.url}: {path} has {found.size} bytes instead of {size}: remove it")
+        raise IntegrityError(f"{target.url}: {path} has {found.size} bytes instead of {size}; remove it")
     return True
 
 
@@ -295,7 +295,7 @@ async def _copy(reader: RangeReader, path: str, digest: bytes, size: int, target
             await aio.run_io(hashed.update, view)
             if offset + len(view) == size and hashed.digest() != digest:
                 raise DigestMismatch(
-                    f"{reader.store.url}: {path}: the registry sent other bytes than those of its name"
+                    f"{reader.store.url}: {path}: the bytes from the registry do not match the digest"
                 )
             await writer.write(view)
             tally.add(len(view))
@@ -306,7 +306,7 @@ async def _pull_traces(source: OciStore, tree: str, target: Store) -> int:
     for entry in await source.list(f"traces/{tree}"):
         path = f"traces/{tree}/{entry.name}"
         try:
-            data = await _read_small(source, path, MOST_TRACE_BYTES)
+            data = await _read_small(source, path, MAX_TRACE_BYTES)
         except NotFound:
             continue  # replaced meanwhile
         await target.publish(path, data)

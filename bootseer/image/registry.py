@@ -1,7 +1,7 @@
-"""Images and artefacts in registries: read, pushed, and what refers to what. Of trees: bootseer.image.artifacts.
+"""Images and artifacts in registries: reads, pushes, and references. For trees see bootseer.image.artifacts.
 
-No library does what is needed here: ranges of blobs, tokens that expire meanwhile, referrers, mirrors, waits that
-a registry asks for, and passwords that stay where they belong. So this stands on bootseer.storage.oci_client.
+No library has all that is needed here: ranges of blobs, tokens that expire meanwhile, referrers, mirrors, waits
+that a registry requests, and credentials that stay with their host. So this uses bootseer.storage.oci.client.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import msgspec
 
 from bootseer.errors import IntegrityError, NotFound, StorageError
 from bootseer.image.uploads import Fill, Sent, Uploads, from_memory
-from bootseer.storage.oci import OciStore
-from bootseer.storage.oci_auth import push_scope
-from bootseer.storage.oci_client import RETRIES, RegistryClient
-from bootseer.storage.oci_http import Call
-from bootseer.storage.oci_manifest import (
+from bootseer.storage.oci.auth import push_scope
+from bootseer.storage.oci.client import RETRIES, RegistryClient
+from bootseer.storage.oci.http import RegistryCall
+from bootseer.storage.oci.manifest import (
     INDEX,
     INDEXES,
-    MOST_CONFIG_BYTES,
+    MAX_CONFIG_BYTES,
     TREE_DIGEST,
     WORKLOAD,
     Descriptor,
@@ -36,19 +35,20 @@ from bootseer.storage.oci_manifest import (
     parse_index,
     parse_manifest,
 )
-from bootseer.storage.oci_options import origin_of, read_options
-from bootseer.storage.oci_reference import Reference, referrers_tag
-from bootseer.storage.oci_referrers import find_referrers
-from bootseer.storage.oci_stream import BlobStream
-from bootseer.tree.image_config import choose
+from bootseer.storage.oci.options import origin_of, read_options
+from bootseer.storage.oci.reference import Reference, referrers_tag
+from bootseer.storage.oci.referrers import find_referrers
+from bootseer.storage.oci.store import OciStore
+from bootseer.storage.oci.stream import BlobStream
+from bootseer.tree.builder.image_config import choose
 
-MOST_NESTED = 4  # indexes in indexes
+MAX_NESTED = 4  # indexes in indexes
 REFERRERS_TRIES = 5  # of writing the stand-in tag while others write it too
 _NONE: Mapping[str, object] = {}
 
 
 class RegistryImage(NamedTuple):
-    """An image as its layers, the lowest first: a source of layers to build a tree from."""
+    """An image as its layers, the lowest first: a source of layers for building a tree."""
 
     reference: Reference  # by digest
     manifest: Manifest
@@ -61,12 +61,12 @@ class RegistryImage(NamedTuple):
         return self.manifest.layers
 
     def open(self, layer: Descriptor) -> BinaryIO:
-        """Its stored bytes, as many as the manifest says; their digest is the reader's to verify. Blocking."""
+        """Open its stored bytes, as many as in the manifest; the reader verifies their digest. Blocking."""
         return cast(BinaryIO, BlobStream(self.client, self.reference, layer))
 
 
 class Registry:
-    """Any number of registries, with the options and the environment of bootseer.storage.oci_options."""
+    """Access to any number of registries, with the options and the environment of bootseer.storage.oci.options."""
 
     def __init__(self, *, options: Mapping[str, object] = _NONE, timeout_s: float = 30.0) -> None:
         self.client = RegistryClient(read_options(options), timeout_s=timeout_s)
@@ -87,20 +87,20 @@ class Registry:
         return self.client.counts.to_dict()
 
     def store(self, reference: Reference) -> OciStore:
-        """The tree of that name as a store, with the connections and tokens of this one."""
+        """Return the tree of that name as a store, which shares connections and tokens."""
         return OciStore(str(reference), client=self.client)
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     async def document(self, reference: Reference) -> Document:
-        """The manifest or index of that name, at most 4 MiB, with its digest verified."""
+        """Read the manifest or index of that name, at most 4 MiB, with its digest verified."""
         return await self.client.ask(partial(self.client.read_document, reference))
 
     async def find(self, reference: Reference) -> Document | None:
-        """As the registry itself has it now, for those who write: a mirror may be behind. None if it has none."""
+        """Read the document from the registry itself, for writers: a mirror may be behind. None if it has none."""
         place = origin_of(reference)
 
-        def read(call: Call) -> Document | None:
+        def read(call: RegistryCall) -> Document | None:
             try:
                 return self.client.read_at(place, reference.version, call)
             except NotFound:
@@ -108,42 +108,33 @@ class Registry:
 
         return await self.client.ask(read)
 
-    async def image_manifest(self, reference: Reference, platform: str) -> tuple[Manifest, bytes]:
-        """The manifest of the image for `os/architecture[/variant]`, and its config.
-
-        Raises: NotFound; ConfigError when there is none for the platform; IntegrityError.
-        """
-        image = await self.image(reference, platform)
-        return image.manifest, image.config
-
     async def image(self, reference: Reference, platform: str) -> RegistryImage:
-        """The same, as a source of layers."""
+        """Return the image for `os/architecture[/variant]`, a source of layers.
+
+        Raises: NotFound; ConfigError if there is none for the platform; IntegrityError.
+        """
         where = str(reference)
         document = await self.document(reference)
-        for _ in range(MOST_NESTED):
+        for _ in range(MAX_NESTED):
             if document.media_type not in INDEXES:
                 break
             chosen = choose(parse_index(document, where), platform, where)
             document = await self.document(reference.at(chosen.digest))
         manifest = parse_manifest(document, where)
-        if manifest.config.size > MOST_CONFIG_BYTES:
+        if manifest.config.size > MAX_CONFIG_BYTES:
             raise IntegrityError(
-                f"{where}: has a config of {manifest.config.size} bytes; at most {MOST_CONFIG_BYTES}"
+                f"{where}: has a config of {manifest.config.size} bytes; at most {MAX_CONFIG_BYTES}"
             )
         pinned = reference.at(document.digest)
         config = await self.read_blob(pinned, manifest.config)
         return RegistryImage(pinned, manifest, config, self.client)
 
     async def read_blob(self, reference: Reference, blob: Descriptor) -> bytes:
-        """A small blob as a whole, with its digest verified."""
+        """Read a small blob as a whole, with its digest verified."""
         return await self.client.ask(lambda call: self.client.read_blob(reference, blob, call))
 
-    def open_blob(self, reference: Reference, blob: Descriptor) -> BlobStream:
-        """A large one as a stream for a thread; the digest is the reader's to verify."""
-        return BlobStream(self.client, reference, blob)
-
     async def referrers(self, reference: Reference, digest: str, artifact_type: str) -> list[Descriptor]:
-        """What refers to the manifest `digest` in the repository and is of this type."""
+        """Return the artifacts of this type that refer to the manifest `digest` in the repository."""
         return await self.client.ask(
             lambda call: find_referrers(self.client, reference, digest, artifact_type, call)
         )
@@ -151,27 +142,27 @@ class Registry:
     # ---- pushing -------------------------------------------------------------------------------------------
 
     def uploads(self, reference: Reference, *, mount_from: str = "") -> Uploads:
-        """For many blobs to one repository."""
+        """Return an uploader of many blobs to one repository."""
         return Uploads(self.client, reference, mount_from=mount_from)
 
     async def push_blob(
         self, reference: Reference, blob: Descriptor, fill: Fill, sent: Sent = lambda _: None
     ) -> None:
-        """One blob, unless it is there already."""
+        """Push one blob, unless it is present already."""
         await self.uploads(reference).push(blob, fill, sent)
 
     async def push_bytes(self, reference: Reference, data: bytes, media_type: str) -> Descriptor:
-        """A small blob from memory."""
+        """Push a small blob from memory."""
         blob = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
         await self.push_blob(reference, blob, from_memory(data))
         return blob
 
     async def push_manifest(self, reference: Reference, manifest: Manifest | ManifestIndex) -> Descriptor:
-        """Under the reference's tag, or under its digest alone when it has none.
+        """Push under the reference's tag, or under its digest alone if it has none.
 
-        What it refers to (`subject`) gets to know of it, where the registry does not see to that itself.
+        Add it to the list of referrers of its `subject`, if the registry does not do so itself.
 
-        Raises: IntegrityError when it is too large; StorageError.
+        Raises: IntegrityError if it is too large; StorageError.
         """
         data = encode(manifest, str(reference))
         digest = digest_of(data)
@@ -184,7 +175,7 @@ class Registry:
         return made
 
     async def point(self, reference: Reference, tag: str, manifest: Manifest) -> None:
-        """A further tag of a manifest that was pushed; nothing is sent where it has that already."""
+        """Add a further tag to a pushed manifest; nothing is sent if the tag is right already."""
         data = encode(manifest, str(reference))
         named = Reference(reference.registry, reference.repository, tag)
         found = await self.find(named)
@@ -192,10 +183,10 @@ class Registry:
             await self._put(named, tag, data, manifest.media_type or INDEX)
 
     async def _put(self, reference: Reference, version: str, data: bytes, media_type: str) -> bool:
-        """Whether the registry says that it knows subjects."""
+        """Put a manifest; return whether the registry supports subjects."""
         place = origin_of(reference)
 
-        def put(call: Call) -> bool:
+        def put(call: RegistryCall) -> bool:
             url = f"{self.client.base_url(place, call)}/manifests/{version}"
             exchange = self.client.send(
                 place, "PUT", url, {"Content-Type": media_type}, call, push_scope(reference.repository), data
@@ -210,7 +201,7 @@ class Registry:
     # ---- the stand-in for the referrers API ------------------------------------------------------------------
 
     async def _add_referrer(self, tag: Reference, descriptor: Descriptor) -> None:
-        """Others may write the same list, and registries cannot compare and swap: look afterwards, and again."""
+        """Add to the list and check: others may write it too, and registries have no compare-and-swap."""
         where = str(tag)
         for attempt in range(REFERRERS_TRIES):
             found = await self.find(tag)
@@ -218,7 +209,7 @@ class Registry:
                 each.digest == descriptor.digest for each in parse_index(found, where).manifests
             ):
                 return
-            # Not decoded into records: what others have written there stays as it is.
+            # Not decoded into records: fields of other writers stay as they are.
             fields: dict[str, Any] = msgspec.json.decode(found.data) if found is not None else _empty_index()
             fields["manifests"] = [
                 *_kept(fields.get("manifests") or [], descriptor),
@@ -226,14 +217,14 @@ class Registry:
             ]
             await self._put(tag, tag.tag, msgspec.json.encode(fields), INDEX)
             if attempt:
-                await asyncio.sleep(random.random() * RETRIES.base_s * 2.0**attempt)  # noqa: S311
+                await asyncio.sleep(RETRIES.wait_s(attempt + 1, random.random()))  # noqa: S311
         raise StorageError(
-            f"{where}: others write it all the time; {descriptor.digest} could not be added: try again"
+            f"{where}: cannot add {descriptor.digest}: other writers changed the tag each time; try again"
         )
 
 
 def _listed(made: Descriptor, manifest: Manifest) -> Descriptor:
-    """As lists of referrers have it."""
+    """Return the descriptor for a list of referrers."""
     return Descriptor(
         media_type=made.media_type,
         digest=made.digest,
@@ -248,7 +239,7 @@ def _empty_index() -> dict[str, Any]:
 
 
 def _kept(listed: list[dict[str, Any]], new: Descriptor) -> list[dict[str, Any]]:
-    """Without what the new one takes the place of: the older trace of the same workload and tree."""
+    """Return the list without the entry that the new one replaces: the older trace of its workload and tree."""
     if WORKLOAD not in new.annotations:
         return listed
     key = (new.artifact_type, new.annotations.get(TREE_DIGEST), new.annotations[WORKLOAD])

@@ -1,7 +1,8 @@
-"""Blobs to a registry: what is there is not sent, what breaks off goes on where the registry says it stopped.
+"""Uploads of blobs to a registry: present blobs are not sent, and interrupted uploads resume.
 
-In: a blob's digest and size, and a way to read it. Out: the blob in the repository, or one error. Small ones go in
-one piece, large ones in chunks; a registry that takes no chunks gets those in one piece too, if memory allows.
+In: a blob's digest and size, and a function to read it. Out: the blob in the repository, or one error. Small blobs
+are sent in one piece, large ones in chunks. A registry without chunks gets large ones in one piece too, if memory
+allows.
 Source: github.com/opencontainers/distribution-spec, "Pushing blobs".
 """
 
@@ -16,28 +17,29 @@ from urllib.parse import urlencode, urlsplit
 
 from bootseer import aio
 from bootseer.errors import DigestMismatch, NotFound, StorageError, Unavailable
-from bootseer.storage.http_client import Exchange
-from bootseer.storage.oci_auth import push_scope
-from bootseer.storage.oci_client import RETRIES, RegistryClient
-from bootseer.storage.oci_headers import parse_length, parse_uploaded
-from bootseer.storage.oci_http import Call, resolve_location
-from bootseer.storage.oci_manifest import Descriptor
-from bootseer.storage.oci_options import origin_of
-from bootseer.storage.oci_reference import Reference
+from bootseer.storage.http.client import HttpResponse, resolve_location
+from bootseer.storage.http.headers import parse_length
+from bootseer.storage.oci.auth import push_scope
+from bootseer.storage.oci.client import RETRIES, RegistryClient
+from bootseer.storage.oci.headers import parse_uploaded
+from bootseer.storage.oci.http import RegistryCall
+from bootseer.storage.oci.manifest import Descriptor
+from bootseer.storage.oci.options import origin_of
+from bootseer.storage.oci.reference import Reference
 
-WHOLE_BYTES = 32 << 20  # up to here in one request
+WHOLE_BYTES = 32 << 20  # up to this size in one request
 CHUNK_BYTES = 32 << 20
-MOST_CHUNK_BYTES = 256 << 20  # a registry may want larger ones than ours
-MOST_WHOLE_BYTES = 512 << 20  # in one request where a registry takes no chunks
+MAX_CHUNK_BYTES = 256 << 20  # a registry may require larger ones than CHUNK_BYTES
+MAX_WHOLE_BYTES = 512 << 20  # in one request if a registry accepts no chunks
 _BYTES = {"Content-Type": "application/octet-stream"}
 _NO_CHUNKS = (400, 404, 405, 411, 413, 415, 501)  # to a first chunk
 
 Fill = Callable[[int, memoryview], Awaitable[None]]  # fills the memory with the blob's bytes from an offset on
-Sent = Callable[[int], None]  # bytes of the blob that are there since the last call
+Sent = Callable[[int], None]  # bytes of the blob that were sent or found since the last call
 
 
 def from_memory(data: bytes) -> Fill:
-    """For blobs that are in memory."""
+    """Return a fill function for a blob in memory."""
 
     async def fill(offset: int, target: memoryview) -> None:
         target[:] = data[offset : offset + len(target)]
@@ -49,19 +51,19 @@ class _Session(NamedTuple):
     """An upload that has begun."""
 
     url: str  # with secrets
-    least_chunk_bytes: int
+    min_chunk_bytes: int
 
 
 class _StartOverError(Exception):
-    """The registry does not know of the upload any more."""
+    """The registry does not know the upload any more."""
 
 
-class _WrongPlaceError(Exception):
-    """The registry has more or less of the blob than we think."""
+class _WrongOffsetError(Exception):
+    """The registry has more or less of the blob than expected."""
 
 
 class _NoChunksError(Exception):
-    """The registry takes no chunks."""
+    """The registry accepts no chunks."""
 
 
 class Uploads:
@@ -74,11 +76,11 @@ class Uploads:
         self._scope = push_scope(reference.repository, self._mount_from)
         self._where = reference.name
         self.sent_bytes = 0
-        self.present_bytes = 0  # of blobs that were there already
+        self.present_bytes = 0  # of blobs that were present already
         self.mounted_bytes = 0  # of blobs that the registry had in the other repository
 
     async def push(self, blob: Descriptor, fill: Fill, sent: Sent) -> None:
-        """Raises: DigestMismatch when `fill` gives other bytes; StorageError."""
+        """Push a blob. Raises: DigestMismatch if `fill` returns other bytes; StorageError."""
         if await self._client.ask(lambda call: self._is_there(blob, call)):
             self.present_bytes += blob.size
             sent(blob.size)
@@ -104,7 +106,7 @@ class Uploads:
         if f"sha256:{await aio.run_io(_hash, data)}" != blob.digest:
             raise self._damaged(blob)
 
-        def put(call: Call, begun: _Session | None, attempt: int) -> None:
+        def put(call: RegistryCall, begun: _Session | None, attempt: int) -> None:
             if attempt and self._is_there(blob, call):
                 return  # the answer was lost, not the blob
             begun = begun or self._begin(blob, call)
@@ -117,7 +119,7 @@ class Uploads:
 
         await aio.retry(RETRIES, once, on_retry=lambda: self._client.counts.add("retries"))
 
-    def _finish(self, url: str, blob: Descriptor, data: memoryview | None, call: Call) -> None:
+    def _finish(self, url: str, blob: Descriptor, data: memoryview | None, call: RegistryCall) -> None:
         mark = "&" if urlsplit(url).query else "?"
         url = f"{url}{mark}{urlencode({'digest': blob.digest})}"
         exchange = self._client.send(self._place, "PUT", url, _BYTES, call, self._scope, data)
@@ -129,7 +131,7 @@ class Uploads:
     # ---- in chunks -----------------------------------------------------------------------------------------
 
     async def _push_chunks(self, blob: Descriptor, fill: Fill, session: _Session, sent: Sent) -> None:
-        told = 0  # what `sent` knows of
+        told = 0  # reported to `sent`
 
         def tell(done: int) -> None:
             nonlocal told
@@ -145,9 +147,10 @@ class Uploads:
                 await self._push_session(blob, fill, begun, tell)
                 return
             except _NoChunksError as error:
-                if blob.size > MOST_WHOLE_BYTES:
+                if blob.size > MAX_WHOLE_BYTES:
                     raise StorageError(
-                        f"{self._where}: {self._place.host} takes no chunks; {blob.digest} has {blob.size} bytes"
+                        f"{self._where}: {self._place.host} accepts no chunks, and {blob.digest} has {blob.size}"
+                        " bytes"
                     ) from error
                 await self._push_whole(blob, fill, None)
                 tell(blob.size)
@@ -160,7 +163,7 @@ class Uploads:
                 begun = None
 
     async def _push_session(self, blob: Descriptor, fill: Fill, session: _Session, tell: Sent) -> None:
-        size = min(max(CHUNK_BYTES, session.least_chunk_bytes), MOST_CHUNK_BYTES, blob.size)
+        size = min(max(CHUNK_BYTES, session.min_chunk_bytes), MAX_CHUNK_BYTES, blob.size)
         memory = memoryview(bytearray(size))
         digest = hashlib.sha256()
         url, offset = session.url, 0
@@ -175,7 +178,7 @@ class Uploads:
             offset = end
             tell(offset)
 
-        def finish(call: Call) -> None:
+        def finish(call: RegistryCall) -> None:
             self._finish(url, blob, None, call)
 
         try:
@@ -188,26 +191,25 @@ class Uploads:
                 raise
 
     async def _push_chunk(self, blob: Descriptor, url: str, offset: int, chunk: memoryview) -> str:
-        """Until all of it is there; returns where the next one goes."""
+        """Send a chunk until all of it has arrived; return the URL for the next one."""
         have = 0
-        failures = 0  # in a row that brought nothing
+        failures = 0  # in a row without progress
         while True:
             rest, begin = chunk[have:], offset + have
             try:
                 return await self._client.run(lambda call: self._patch(blob, url, begin, rest, call))  # noqa: B023
-            except _WrongPlaceError as error:
+            except _WrongOffsetError as error:
                 if failures:
-                    raise _StartOverError from error  # it has just told us otherwise
+                    raise _StartOverError from error  # its last answer was different
                 failures, wait_s = 1, 0.0
             except Unavailable as error:
                 failures += 1
-                chance_s = random.random() * min(RETRIES.most_s, RETRIES.base_s * 2.0**failures)  # noqa: S311
-                wait_s = max(error.retry_after_s, chance_s)
+                wait_s = max(error.retry_after_s, RETRIES.wait_s(failures + 1, random.random()))  # noqa: S311
                 if failures >= RETRIES.tries or wait_s > RETRIES.budget_s:
                     raise
             self._client.counts.add("retries")
             await asyncio.sleep(wait_s)
-            url, there = await self._client.ask(lambda call: self._ask_where(blob, url, call))  # noqa: B023
+            url, there = await self._client.ask(lambda call: self._query_offset(blob, url, call))  # noqa: B023
             if not offset <= there <= offset + len(chunk):
                 raise _StartOverError
             if there > begin:
@@ -216,7 +218,7 @@ class Uploads:
             if have == len(chunk):
                 return url
 
-    def _patch(self, blob: Descriptor, url: str, offset: int, chunk: memoryview, call: Call) -> str:
+    def _patch(self, blob: Descriptor, url: str, offset: int, chunk: memoryview, call: RegistryCall) -> str:
         headers = {**_BYTES, "Content-Range": f"{offset}-{offset + len(chunk) - 1}"}
         exchange = self._client.send(self._place, "PATCH", url, headers, call, self._scope, chunk)
         if exchange.status == 202:
@@ -231,13 +233,13 @@ class Uploads:
             raise _StartOverError
         if exchange.status == 416:
             exchange.finish()
-            raise _WrongPlaceError
+            raise _WrongOffsetError
         raise self._refusal(exchange, blob, call)
 
-    def _ask_where(self, blob: Descriptor, url: str, call: Call) -> tuple[str, int]:
-        """Where the upload goes on, and how many bytes are there."""
+    def _query_offset(self, blob: Descriptor, url: str, call: RegistryCall) -> tuple[str, int]:
+        """Return the URL to resume the upload, and the number of bytes received."""
         exchange = self._client.get(self._place, url, {}, call, scope=self._scope)
-        if exchange.status in (400, 404, 405, 416):  # docker-registry gives up what stopped within a chunk
+        if exchange.status in (400, 404, 405, 416):  # docker-registry drops an upload that stopped within a chunk
             exchange.finish()
             raise _StartOverError
         if exchange.status not in (200, 202, 204):
@@ -247,7 +249,7 @@ class Uploads:
 
     # ---- requests ------------------------------------------------------------------------------------------
 
-    def _is_there(self, blob: Descriptor, call: Call) -> bool:
+    def _is_there(self, blob: Descriptor, call: RegistryCall) -> bool:
         exchange = self._client.get(
             self._place, f"blobs/{blob.digest}", {}, call, method="HEAD", scope=self._scope
         )
@@ -258,11 +260,11 @@ class Uploads:
             raise self._refusal(exchange, blob, call)
         size = parse_length(exchange.headers.get("Content-Length", ""))
         if size not in (None, blob.size):
-            raise StorageError(f"{self._where}: {blob.digest} has {size} bytes there, and {blob.size} here")
+            raise StorageError(f"{self._where}: {blob.digest} has {size} bytes there, not {blob.size}")
         return True
 
-    def _begin(self, blob: Descriptor, call: Call, *, is_mount: bool = False) -> _Session | None:
-        """None when the registry has taken the blob from the other repository."""
+    def _begin(self, blob: Descriptor, call: RegistryCall, *, is_mount: bool = False) -> _Session | None:
+        """Begin an upload; None if the registry has taken the blob from the other repository."""
         url = f"{self._client.base_url(self._place, call)}/blobs/uploads/"
         if is_mount:
             url += "?" + urlencode({"mount": blob.digest, "from": self._mount_from})
@@ -276,19 +278,17 @@ class Uploads:
         least = parse_length(exchange.headers.get("OCI-Chunk-Min-Length", "")) or 0
         return _Session(self._location(exchange, url), least)
 
-    def _location(self, exchange: Exchange, url: str) -> str:
+    def _location(self, exchange: HttpResponse, url: str) -> str:
         location = exchange.headers.get("Location", "")
         if not location:
-            raise StorageError(f"{exchange.shown}: the registry does not say where the upload goes on")
+            raise StorageError(f"{exchange.shown}: the registry did not return the location of the upload")
         return resolve_location(url, location, exchange.shown, stays_encrypted=True)
 
-    def _refusal(self, exchange: Exchange, blob: Descriptor, call: Call) -> StorageError:
+    def _refusal(self, exchange: HttpResponse, blob: Descriptor, call: RegistryCall) -> StorageError:
         return self._client.refusal(exchange, self._place, f"{self._where}@{blob.digest}", call)
 
     def _damaged(self, blob: Descriptor) -> DigestMismatch:
-        return DigestMismatch(
-            f"{blob.digest}: what is to be pushed has other bytes than its name says; nothing was sent"
-        )
+        return DigestMismatch(f"{blob.digest}: the data to push has other bytes than its digest; nothing was sent")
 
 
 def _hash(data: memoryview) -> str:

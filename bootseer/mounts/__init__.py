@@ -1,6 +1,6 @@
 """The kernel side: FUSE mounts.
 
-`mount` shows any `MountedFiles` as a folder that unmodified programs read, and hands what they write to a `Saver`.
+`mount` presents `MountedFiles` as a directory that unmodified programs read; a `Saver` receives what they write.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from bootseer.lazy import loader
 
 if TYPE_CHECKING:
-    from bootseer.mounts.mounting import Options, mount
-    from bootseer.mounts.protocol import MountedFile, MountedFiles, SavedFile, Saver
+    from bootseer.mounts.fuse.mounting import Options, mount
+    from bootseer.mounts.fuse.protocol import MountedFile, MountedFiles, SavedFile, Saver
 
 _HOMES = {
-    "MountedFile": "protocol",
-    "MountedFiles": "protocol",
-    "Options": "mounting",
-    "SavedFile": "protocol",
-    "Saver": "protocol",
-    "mount": "mounting",
+    "MountedFile": "bootseer.mounts.fuse.protocol",
+    "MountedFiles": "bootseer.mounts.fuse.protocol",
+    "Options": "bootseer.mounts.fuse.mounting",
+    "SavedFile": "bootseer.mounts.fuse.protocol",
+    "Saver": "bootseer.mounts.fuse.protocol",
+    "mount": "bootseer.mounts.fuse.mounting",
 }
 
 __all__ = ["MountedFile", "MountedFiles", "Options", "SavedFile", "Saver", "mount"]

@@ -1,8 +1,8 @@
-"""What could not be read of a mount of ours: a line for each failure, written before the reader gets its error.
+"""Journal of failed reads of a mount: a line for each failure, written before the reader gets its error.
 
-In: failures, from the process that serves the mount. Out: those since a moment, for bootrun, which has to know why
-ranks have ended. A file, as it answers at once, also when the process that wrote it is stopped or gone.
-Times are those of the monotonic clock. Separate, as bootrun imports it: standard library only.
+In: failures, from the process that serves the mount. Out: those since a given time, for bootrun, which reports why
+ranks have ended. It is a file, as a file can be read even if the process that wrote it is stopped or gone.
+Times are those of the monotonic clock. Standard library only, as bootrun imports it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MOST_FILE_BYTES = 256 << 10  # then it begins anew
-MOST_READ_BYTES = 64 << 10  # the newest
-MOST_WHY_CHARACTERS = 600
-MOST_BLOCKS = 64  # of one line
-SAME_NS = 200_000_000  # the same words are not written again within it
+MAX_FILE_BYTES = 256 << 10  # then it is emptied
+MAX_READ_BYTES = 64 << 10  # the newest
+MAX_WHY_CHARACTERS = 600
+MAX_BLOCKS = 64  # of one line
+SAME_NS = 200_000_000  # an equal line is not written again within it
 
 
-def path_beside(folder: str) -> str:
-    """The journal of a mount that has no better place for one."""
-    return f"{folder}.faults"
+def path_beside(directory: str) -> str:
+    """Return the path of the journal of a mount that has no other place for one."""
+    return f"{directory}.faults"
 
 
 class Fault(NamedTuple):
@@ -30,13 +30,13 @@ class Fault(NamedTuple):
 
     at_ns: int
     why: str  # one line: block, pack, store, cause
-    is_damage: bool = False  # wrong bytes, or none where some should be: to ask again later does not mend it
+    is_damage: bool = False  # wrong or missing bytes: a later retry fails as well
     blocks: tuple[int, ...] = ()  # of a tree
-    is_wait: bool = False  # nothing has failed yet: somebody reads, and waits
+    is_wait: bool = False  # no failure yet: a reader waits
 
 
 class Journal:
-    """Writes them. What goes wrong with that costs only the knowledge."""
+    """Writes faults. Its own errors are ignored."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -45,9 +45,9 @@ class Journal:
     def note(
         self, why: str, *, is_damage: bool = False, blocks: Sequence[int] = (), is_wait: bool = False
     ) -> None:
-        """Something has failed just now; readers of the file know it when this returns."""
-        now_ns, line = time.monotonic_ns(), " ".join(why.split())[:MOST_WHY_CHARACTERS]
-        fault = Fault(now_ns, line, is_damage, tuple(blocks[:MOST_BLOCKS]), is_wait)
+        """Record a failure of this moment; it is in the file when this returns."""
+        now_ns, line = time.monotonic_ns(), " ".join(why.split())[:MAX_WHY_CHARACTERS]
+        fault = Fault(now_ns, line, is_damage, tuple(blocks[:MAX_BLOCKS]), is_wait)
         if fault.why == self._last.why and now_ns - self._last.at_ns < SAME_NS:
             return
         self._last = fault
@@ -55,7 +55,7 @@ class Journal:
         try:
             fd = os.open(self._path, flags, 0o600)
             try:
-                if os.fstat(fd).st_size > MOST_FILE_BYTES:
+                if os.fstat(fd).st_size > MAX_FILE_BYTES:
                     os.ftruncate(fd, 0)
                 os.write(fd, json.dumps(fault).encode("ascii") + b"\n")
             finally:
@@ -65,13 +65,13 @@ class Journal:
 
 
 def read_faults(path: str, since_ns: int) -> list[Fault]:
-    """Those since then, in order; none where there is no such file. Whatever else is in it is passed over."""
+    """Return the faults since then, in order; none where there is no such file. Invalid lines are skipped."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return []
     try:
-        data = os.pread(fd, MOST_READ_BYTES, max(0, os.fstat(fd).st_size - MOST_READ_BYTES))
+        data = os.pread(fd, MAX_READ_BYTES, max(0, os.fstat(fd).st_size - MAX_READ_BYTES))
     except OSError:
         return []
     finally:

@@ -1,4 +1,4 @@
-"""The log of a mount: one line for each thing that went wrong, not one for each program that tried again."""
+"""The log of a mount: one line for each fault, not one for each program that retries."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class Log:
         try:
             self._write(line)
         except (OSError, ValueError):
-            pass  # nobody reads the log any more; the mount goes on
+            pass  # the log has no reader; the mount continues

@@ -1,8 +1,9 @@
-"""Nodes of a job help each other: byte ranges of immutable objects, each out of the store about once a job.
+"""Peer sharing between the nodes of a job: each byte range of an immutable object leaves the store about once per
+job.
 
-`open_peer_store` gives the store through which a reader asks the other nodes first; `serve.py` is the process that
-brings and serves what this node owns. Both follow a private file that the launcher writes (`write_peers`). This
-room knows names, ranges and digests, neither trees nor checkpoints. docs/peers.md says how it works.
+`open_peer_store` returns a store through which a reader queries the other nodes first. `serve.py` is the process
+that fetches and serves the spans of this node. Both follow a private file that the launcher writes
+(`write_peers`). This package handles names, ranges and digests, not trees or checkpoints. See docs/guide/peers.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""PURE: how nodes of a job prove to each other that they know its key, without sending it.
+"""PURE: mutual authentication of nodes by the job's key, which is never sent.
 
-On each connection both sides give a nonce, and the server proves itself; from key, nonces and names follows a key
-of this connection alone. Each request on it carries an HMAC-SHA256 over its number, its target, its range and
-etag: none can be changed, replayed, moved to another connection or to another node. No clocks are compared. The
-bodies of answers carry no MAC: whoever reads them knows their digests.
+On each connection both sides send a nonce, and the server proves that it has the key. Key, nonces and names give a
+session key for this connection only. Each request carries an HMAC-SHA256 over its number, target, range and etag.
+So it cannot be changed, replayed, or sent on another connection or to another node. Clocks are not used. Bodies of
+answers have no MAC, as readers verify their digests.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import hmac
 from hashlib import sha256
 
 NONCE_BYTES = 32
-LEAST_KEY_BYTES = 32
-LEAST_SECRET_BYTES = 16
+MIN_KEY_BYTES = 32
+MIN_SECRET_BYTES = 16
 _SERVER, _SESSION, _JOB = b"bootseer peers 1: server", b"bootseer peers 1: session", b"bootseer peers 1: job"
 
 
 def derive_key(secret: bytes, job: str) -> bytes:
-    """The key for peers of a job (its run id). From it nobody learns the secret.
+    """Return the key for peers of a job (its run id), which does not reveal the secret.
 
-    Raises: ValueError for a secret that can be guessed.
+    Raises: ValueError for a secret that is too short.
     """
-    if len(secret) < LEAST_SECRET_BYTES:
-        raise ValueError(f"a secret of {len(secret)} bytes; at least {LEAST_SECRET_BYTES}")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ValueError(f"a secret of {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed")
     return _mac(secret, _JOB, job.encode("utf-8", "surrogateescape"))
 
 
 def origin_id(key: bytes, url: str) -> str:
-    """How a store is named between nodes: 32 hex digits that tell others nothing of the URL."""
+    """Return the id of a store between nodes: 32 hex digits that do not reveal the URL."""
     return _mac(key, b"bootseer peers 1: origin", url.encode("utf-8", "surrogateescape")).hex()[:32]
 
 
-class Greeting:
-    """What both sides of a connection have said at its beginning."""
+class Handshake:
+    """The handshake data of both sides of a connection."""
 
     def __init__(self, client: str, server: str, client_nonce: bytes, server_nonce: bytes) -> None:
         self._said = (client.encode(), server.encode(), client_nonce, server_nonce)
@@ -42,7 +42,7 @@ class Greeting:
         return _mac(key, _SERVER, *self._said).hex()
 
     def is_server(self, key: bytes, proof: str) -> bool:
-        """Whether the server knows the key."""
+        """Return whether the server has the key."""
         return hmac.compare_digest(self.server_proof(key).encode(), proof.encode())
 
     def session(self, key: bytes) -> Session:
@@ -50,19 +50,19 @@ class Greeting:
 
 
 class Session:
-    """One side of a connection; both count its requests."""
+    """The request counter and key of one side of a connection."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._count = 0
 
     def sign(self, target: str, asked: str, etag: str) -> str:
-        """The MAC of the next request. `asked`: its range."""
+        """Return the MAC of the next request. Args: asked: its range."""
         self._count += 1
         return _mac(self._key, b"%d" % self._count, target.encode(), asked.encode(), etag.encode()).hex()
 
     def is_signed(self, mac: str, target: str, asked: str, etag: str) -> bool:
-        """Whether the next request, as it came, is from the other side."""
+        """Return whether the next request, as received, is from the other side."""
         return hmac.compare_digest(self.sign(target, asked, etag).encode(), mac.encode())
 
 

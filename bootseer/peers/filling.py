@@ -1,9 +1,8 @@
-"""Ranges of spans out of the store into the spool, each byte once, however many ask for it at the same time.
+"""Fetching of ranges of spans from the store into the spool; concurrent requests share one read.
 
-In: a span that is held, and the range that somebody wants. Out: it comes, piece after piece, and each piece can be
-sent on as soon as it is there. What one has begun goes on when he goes away: others want it too. Only what is
-asked for is read, so a start that needs a tenth of an image brings no more than that out of the store. The memory
-that pieces pass through is bounded. For one event loop.
+In: a held span, and a requested range. Out: pieces that can be sent on as soon as they arrive. A read continues
+when its first requester leaves, as others may wait for it. Only requested ranges are read: a start that needs a
+tenth of an image reads no more. The memory for pieces is bounded. For one event loop.
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ import asyncio
 from functools import partial
 
 from bootseer import aio
-from bootseer.errors import BootseerError, Unavailable
+from bootseer.errors import BootseerError, StorageError, Unavailable
 from bootseer.peers.spans import SPAN_BYTES
-from bootseer.peers.spool import Kept, NoRoomError, Spool
+from bootseer.peers.spool import Spool, SpooledSpan, SpoolFullError
 from bootseer.storage import RangeReader, RangeRequest, Store
-from bootseer.storage.bounce import BouncePool
+from bootseer.storage.local.bounce import BouncePool
 
-PIECE_BYTES = 1 << 20  # read, kept and sent on as one
+PIECE_BYTES = 1 << 20  # unit of reading, storing and sending
 PIECES_AT_ONCE = 4  # of one range
-RANGES_AT_ONCE = 32  # each has SPAN_BYTES of memory at most
-TRIES = 2  # of a piece: whoever waits can go to the store itself
+RANGES_AT_ONCE = 32  # each uses at most SPAN_BYTES of memory
+TRIES = 2  # per piece; a waiting reader can use the store itself
 
 
 class Filler:
-    """Its tasks belong to `group`, and end with it."""
+    """A filler of one spool. Its tasks belong to `group`, and end with it."""
 
     def __init__(self, spool: Spool, group: asyncio.TaskGroup) -> None:
         self._spool, self._group = spool, group
         self._readers: dict[str, RangeReader] = {}  # by id of the store
         self._memory = BouncePool(SPAN_BYTES, RANGES_AT_ONCE)
-        self._flights = 0
+        self._in_flight = 0
 
-    def want(self, kept: Kept, store: Store, start: int, end: int) -> None:
-        """Has what is neither there nor on its way brought. Offsets in the span; the caller holds it."""
+    def want(self, kept: SpooledSpan, store: Store, start: int, end: int) -> None:
+        """Start to fetch what is neither present nor in flight. Offsets in the span, which the caller holds."""
         name, _ = kept.key
         reader = self._readers.get(name.origin)
         if reader is None or reader.store is not store:
@@ -45,16 +44,16 @@ class Filler:
             for first, last in kept.coming.missing(*gap):
                 kept.coming.add(first, last)
                 kept.failure = None
-                kept.holders += 1
-                self._flights += 1
-                task = self._group.create_task(self._bring(kept, reader, first, last))
-                # Not in the task: it may be cancelled before its first step.
+                kept.sandboxes += 1
+                self._in_flight += 1
+                task = self._group.create_task(self._fetch(kept, reader, first, last))
+                # Not in the task, which may be cancelled before its first step.
                 task.add_done_callback(partial(self._end, kept, first, last))
 
-    async def reach(self, kept: Kept, at: int, end: int) -> int:
-        """Waits until the byte `at` is there. Returns: up to where it is without a gap, at most `end`.
+    async def reach(self, kept: SpooledSpan, at: int, end: int) -> int:
+        """Wait for the byte `at`. Return the end of the contiguous data after it, at most `end`.
 
-        Raises: what it failed by.
+        Raises: the error of the read.
         """
         while True:
             reached = min(end, kept.extents.reach(at))
@@ -65,15 +64,15 @@ class Filler:
             await kept.wait_changed()
 
     def statistics(self) -> dict[str, int]:
-        """What was asked of the stores; `flights`: ranges on their way."""
+        """Return statistics of reads of the stores; `flights`: ranges in flight."""
         totals = dict.fromkeys(("requests", "read_bytes", "retries"), 0)
         for reader in self._readers.values():
             found = reader.statistics()
             for name in totals:
                 totals[name] += found[name]
-        return {**{f"store_{name}": count for name, count in totals.items()}, "flights": self._flights}
+        return {**{f"store_{name}": count for name, count in totals.items()}, "flights": self._in_flight}
 
-    async def _bring(self, kept: Kept, reader: RangeReader, start: int, end: int) -> None:
+    async def _fetch(self, kept: SpooledSpan, reader: RangeReader, start: int, end: int) -> None:
         name, span = kept.key
         base = span * SPAN_BYTES
         try:
@@ -89,16 +88,18 @@ class Filler:
                     kept.note()
 
                 await aio.map_bounded(bring, _pieces(start, end), width=PIECES_AT_ONCE)
-        except NoRoomError as error:
+        except SpoolFullError as error:
             self._spool.shrink()
             kept.failure = error
         except BootseerError as error:
             kept.failure = error
+        except Exception as error:  # no memory, for example: other reads continue
+            kept.failure = StorageError(f"internal error: {type(error).__name__}: {error}")
 
-    def _end(self, kept: Kept, start: int, end: int, _task: asyncio.Task[None]) -> None:
-        self._flights -= 1
-        if not self._flights:
-            self._memory = BouncePool(SPAN_BYTES, RANGES_AT_ONCE)  # an idle server keeps none
+    def _end(self, kept: SpooledSpan, start: int, end: int, _task: asyncio.Task[None]) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._memory = BouncePool(SPAN_BYTES, RANGES_AT_ONCE)  # an idle server has no buffers
         kept.coming.remove(start, end)
         kept.note()
         self._spool.release(kept)
@@ -109,12 +110,12 @@ def _next_piece(at: int) -> int:
 
 
 def _pieces(start: int, end: int) -> list[int]:
-    """Where pieces begin: at `start`, then at multiples of the piece."""
+    """Return the starts of pieces: `start`, then multiples of the piece size."""
     return [start, *range(_next_piece(start), end, PIECE_BYTES)]
 
 
 def _again(failure: Exception | None) -> Exception:
-    """The failure for one more who waits."""
+    """Return the failure as a new exception, for a further waiting reader."""
     if failure is None:
-        return Unavailable("what was on its way was given up")
+        return Unavailable("the read was cancelled")
     return type(failure)(str(failure))

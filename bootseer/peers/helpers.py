@@ -1,7 +1,7 @@
-"""All peers of a job as a reader sees them: whom to ask for a range, in which order, and who is out.
+"""All peers of a job from a reader's view: which to query for a range, in which order, and which are excluded.
 
-In: the file of the job's peers, ranges with their memory. Out: how much of a range came, and from whom; the rest
-is the store's. Each reader finds out for itself who is well: it costs it a bounded time once. For one event loop.
+In: the file of the job's peers, ranges with their memory. Out: the received part of a range, and its senders; the
+store supplies the rest. Each reader measures health itself, at a bounded cost in time. For one event loop.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from bootseer.peers.health import MOST_PEERS, Health, State, late_s
+from bootseer.peers.health import MAX_PEERS, Health, State, late_s
 from bootseer.peers.membership import JobPeers, PeersFile
-from bootseer.peers.peer import Came, Ending, Peer
+from bootseer.peers.peer import Peer, ReadOutcome, ReadResult
 from bootseer.peers.spans import ObjectName, Part, group_of, owners
-from bootseer.storage.hedge import Patience
+from bootseer.storage.engine.hedge import ReadDurations
 
-LOOKED_AT = 4  # nodes of a span's order: those that rest are passed over
-MOST_REMEMBERED = 8192  # orders
+LOOKED_AT = 4  # nodes in a span's order; paused ones are skipped
+MAX_REMEMBERED = 8192  # orders
 COUNTS = ("asked", "bypasses", "late", "lost", "foreign", "no_room", "lies")
 
-Gave = Callable[[str, int, int], None]  # peer, and the range of the object: start, end
+OnReceived = Callable[[str, int, int], None]  # receives a peer, and the range of the object: start, end
 
 
-class Helpers:
-    """Follows `file`."""
+class PeerSet:
+    """The peers of the job in `file`, which is followed."""
 
     def __init__(self, file: PeersFile) -> None:
         self.health = Health()
@@ -32,21 +32,22 @@ class Helpers:
         self._group: list[str] = []
         self._peers: dict[str, Peer] = {}
         self._orders: dict[tuple[ObjectName, int], list[str]] = {}
-        self._patience = Patience()
+        self._patience = ReadDurations()
         self._counts = dict.fromkeys(COUNTS, 0)
         self._bytes: dict[str, int] = {}  # by peer
 
     def current(self) -> JobPeers | None:
-        """The job; None when nobody can help."""
+        """Return the job; None if no peer is available."""
         job = self._file.current()
         if job is not self._job:
             self._take(job)
         return job if job is not None and len(job.nodes) > 1 else None
 
-    async def read(self, name: ObjectName, part: Part, view: memoryview, gave: Gave) -> int:
-        """Asks the owners of a span one after the other. Returns: how many bytes are right, from the start.
+    async def read(self, name: ObjectName, part: Part, view: memoryview, gave: OnReceived) -> int:
+        """Query the owners of a span in turn. Return the number of valid bytes from the start.
 
-        When it has returned or was cancelled, nothing writes to `view` any more. `gave` is told who gave what.
+        After a return or cancellation, nothing writes to `view` any more. `gave` receives the sender of each
+        range.
         """
 
         def limit_s() -> float:
@@ -55,7 +56,7 @@ class Helpers:
         have = asked = 0
         loop = asyncio.get_running_loop()
         for peer in self._order(name, part.span):
-            if asked == MOST_PEERS or have == part.length:
+            if asked == MAX_PEERS or have == part.length:
                 break
             began_s = loop.time()
             if peer not in self._peers or not self.health.may_ask(peer, began_s):
@@ -72,43 +73,46 @@ class Helpers:
                 self._bytes[peer] = self._bytes.get(peer, 0) + came.have
             have += came.have
             self._judge(peer, came, part.length, began_s, loop.time())
-            if came.ending is Ending.HAS_NOT:
-                break  # it asked the store, and so would the next one
+            if came.ending is ReadOutcome.HAS_NOT:
+                break  # it has queried the store, as the next one would
         if have < part.length:
             self._counts["bypasses"] += 1
         return have
 
     def strike(self, peer: str) -> None:
-        """It gave wrong bytes: it is not asked again."""
+        """Exclude a peer that sent wrong bytes."""
         if self.health.state(peer) is not State.STRUCK:
             self._counts["lies"] += 1
             self.health.strike(peer)
 
     def acquit(self, peer: str) -> None:
-        """The store gives the same."""
+        """Readmit a peer, as the store returned the same bytes."""
         if self.health.state(peer) is State.STRUCK:
             self._counts["lies"] -= 1
             self.health.acquit(peer)
 
     def close(self) -> None:
-        """Ends connections."""
+        """Close the connections."""
         for peer in self._peers.values():
             peer.close()
 
     def statistics(self) -> dict[str, int]:
-        """`asked`: reads of peers; `bypasses`: ranges that the store had to give, or the rest of them; why:
-        `late`, `lost` (no connection), `foreign` (another key), `no_room`; `lies`: peers struck out."""
+        """Return counters.
+
+        `asked`: reads from peers. `bypasses`: ranges of which the store supplied all or the rest; reasons: `late`,
+        `lost` (no connection), `foreign` (another key), `no_room`. `lies`: excluded peers.
+        """
         return {**self._counts, **{f"from_{peer}_bytes": count for peer, count in self._bytes.items()}}
 
-    # ---- parts ---------------------------------------------------------------------------------------------
+    # ---- private methods -----------------------------------------------------------------------------------
 
-    def _judge(self, peer: str, came: Came, length: int, began_s: float, now_s: float) -> None:
-        if came.ending in (Ending.DONE, Ending.HAS_NOT):
-            self.health.went_well(peer)
-            if came.ending is Ending.DONE and came.have == length:
+    def _judge(self, peer: str, came: ReadResult, length: int, began_s: float, now_s: float) -> None:
+        if came.ending in (ReadOutcome.DONE, ReadOutcome.HAS_NOT):
+            self.health.record_success(peer)
+            if came.ending is ReadOutcome.DONE and came.have == length:
                 self._patience.took(length, now_s - began_s)
-        elif came.ending is Ending.NO_ROOM:
-            self.health.went_well(peer)
+        elif came.ending is ReadOutcome.NO_ROOM:
+            self.health.record_success(peer)
             self._counts["no_room"] += 1
         else:
             self.health.failed(peer, now_s)
@@ -117,13 +121,13 @@ class Helpers:
     def _order(self, name: ObjectName, span: int) -> list[str]:
         found = self._orders.get((name, span))
         if found is None:
-            if len(self._orders) >= MOST_REMEMBERED:
+            if len(self._orders) >= MAX_REMEMBERED:
                 self._orders.clear()
             found = self._orders[name, span] = owners(self._group, name, span, LOOKED_AT)
         return found
 
     def _take(self, job: JobPeers | None) -> None:
-        """Other nodes; connections to those that stay are kept."""
+        """Replace the nodes; connections to remaining ones are kept."""
         before, self._peers, self._job = self._peers, {}, job
         self._orders.clear()
         if job is not None:

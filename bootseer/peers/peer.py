@@ -1,8 +1,8 @@
-"""Another node of the job as a reader sees it: its connections, and one range after the other asked of it.
+"""A peer from a reader's view: its connections, and reads of ranges one after the other.
 
-Bytes go from the socket straight into the caller's memory. A read never raises: it tells how many bytes are right
-in the memory, from its start, and how it ended. Connections are kept; they belong to no event loop, and a forked
-child begins with none. Proxies of the environment are not for peers.
+Bytes go from the socket directly into the caller's memory. A read never raises. It returns the number of valid
+bytes from the start of the memory, and how it ended. Connections are kept open; they belong to no event loop, and
+a forked child starts without any. Proxy settings of the environment are not used.
 """
 
 from __future__ import annotations
@@ -18,81 +18,83 @@ from enum import Enum
 from typing import NamedTuple
 
 from bootseer.peers import wire
-from bootseer.peers.auth import NONCE_BYTES, Greeting, Session
+from bootseer.peers.auth import NONCE_BYTES, Handshake, Session
 from bootseer.peers.health import BEGIN_S, STALL_S
 from bootseer.peers.membership import Node
 from bootseer.peers.spans import ObjectName
 
-MOST_IDLE = 16  # connections
-IDLE_S = 55.0  # servers close theirs later
-STEP_BYTES = 1 << 20  # received at once
+MAX_IDLE = 16  # connections
+IDLE_S = 55.0  # less than the timeout of servers
+STEP_BYTES = 1 << 20  # per receive call
 _RECEIVED_BYTES = 4096
 
 
-class Ending(Enum):
+class ReadOutcome(Enum):
     """How a read ended."""
 
     DONE = "done"
-    HAS_NOT = "has_not"  # the store did not give it, or there is no such thing
-    NO_ROOM = "no_room"  # or it does not know of us yet
+    HAS_NOT = "has_not"  # the store did not return it, or it does not exist
+    NO_ROOM = "no_room"  # or it does not know this node yet
     LATE = "late"
-    LOST = "lost"  # no connection, or one that broke
+    LOST = "lost"  # no connection, or a broken one
     FOREIGN = "foreign"  # another key, another job, another program
 
 
 class _NotReadyError(Exception):
-    """It has not heard of this node yet."""
+    """The peer does not know this node yet."""
 
 
-class Came(NamedTuple):
-    """What came of a read."""
+class ReadResult(NamedTuple):
+    """The result of a read."""
 
     have: int  # bytes
-    ending: Ending
-    lived: bool  # it gave a sign of life
+    ending: ReadOutcome
+    lived: bool  # it sent a sign of life
 
 
 class Peer:
-    """`own`: id of this node; `key`: of the job."""
+    """A peer. Args: own: id of this node. key: of the job."""
 
     def __init__(self, node: Node, own: str, key: bytes) -> None:
         self.node = node
         self._own, self._key = own, key
-        self._idle: list[tuple[_Link, float]] = []  # the one used last at the end
+        self._idle: list[tuple[_Link, float]] = []  # the last used one at the end
         self._pid = os.getpid()
         self._is_closed = False
 
-    async def read(self, name: ObjectName, start: int, view: memoryview, late_s: Callable[[], float]) -> Came:
-        """Fills `view`, which lies in one span, from `start` of the object on. `late_s`: it may take so long.
+    async def read(
+        self, name: ObjectName, start: int, view: memoryview, late_s: Callable[[], float]
+    ) -> ReadResult:
+        """Fill `view`, which is in one span, from `start` of the object. Args: late_s: returns the time limit.
 
-        When it has returned or was cancelled, nothing writes to `view` any more.
+        After a return or cancellation, nothing writes to `view` any more.
         """
         read = _Read(name, start, view, asyncio.get_running_loop().time(), late_s)
         try:
             async with asyncio.timeout(BEGIN_S) as read.scope:
                 ending = await self._read(read)
         except TimeoutError:
-            ending = Ending.LATE
+            ending = ReadOutcome.LATE
         except _NotReadyError:
-            ending = Ending.NO_ROOM
+            ending = ReadOutcome.NO_ROOM
         except wire.WireError:
-            ending = Ending.FOREIGN
+            ending = ReadOutcome.FOREIGN
         except OSError:
-            ending = Ending.LOST
-        return Came(read.have, ending, read.lived)
+            ending = ReadOutcome.LOST
+        return ReadResult(read.have, ending, read.lived)
 
     def is_for(self, node: Node, own: str, key: bytes) -> bool:
-        """Whether it is the same node, at the same place, of the same job."""
+        """Return whether it is the same node, address and job."""
         return (node, own, key) == (self.node, self._own, self._key)
 
     def close(self) -> None:
-        """Reads under way go on."""
+        """Close idle connections; reads in flight continue."""
         self._is_closed = True
         self._forget_if_forked()
         while self._idle:
             self._idle.pop()[0].close()
 
-    async def _read(self, read: _Read) -> Ending:
+    async def _read(self, read: _Read) -> ReadOutcome:
         kept = self._take()
         if kept is not None:
             try:
@@ -100,17 +102,17 @@ class Peer:
             except ConnectionError:
                 if read.lived:
                     raise
-                # It was closed just when it was used again: that says nothing about the peer.
+                # The server closed it at the moment of reuse, which does not mean a fault of the peer.
         return await self._exchange(await self._open(), read)
 
-    async def _exchange(self, link: _Link, read: _Read) -> Ending:
+    async def _exchange(self, link: _Link, read: _Read) -> ReadOutcome:
         try:
             ending = await link.read(read)
         except BaseException:
             link.close()
             raise
         self._forget_if_forked()
-        if self._is_closed or len(self._idle) >= MOST_IDLE:
+        if self._is_closed or len(self._idle) >= MAX_IDLE:
             link.close()
         else:
             self._idle.append((link, time.monotonic()))
@@ -132,7 +134,7 @@ class Peer:
             self._pid = os.getpid()
             idle, self._idle = self._idle, []
             for link, _ in idle:
-                link.close()  # the parent goes on with its own
+                link.close()  # the parent keeps its own
 
     async def _open(self) -> _Link:
         loop = asyncio.get_running_loop()
@@ -150,7 +152,7 @@ class Peer:
 
 
 class _Read:
-    """A range on its way."""
+    """A read in flight."""
 
     def __init__(
         self, name: ObjectName, start: int, view: memoryview, began_s: float, late_s: Callable[[], float]
@@ -161,8 +163,8 @@ class _Read:
         self.lived = False
         self.scope: asyncio.Timeout | None = None
 
-    def note_life(self, now_s: float) -> None:
-        """A sign of life, or bytes. It may take as long as is usual by now."""
+    def record_life(self, now_s: float) -> None:
+        """Record a sign of life or bytes, and extend the time limit."""
         self.lived = True
         if self.scope is not None and not self.scope.expired():
             self.scope.reschedule(min(now_s + STALL_S, self._began_s + self._late_s()))
@@ -177,7 +179,7 @@ class _Link:
         self._session: Session | None = None
 
     async def greet(self, own: str, other: str, key: bytes) -> None:
-        """Raises: wire.WireError when it is not the peer that it should be."""
+        """Perform the handshake. Raises: wire.WireError if it is not the expected peer."""
         nonce = os.urandom(NONCE_BYTES)
         await self._send(wire.write_hello(wire.Hello(own, other, nonce)))
         answer = await self._head()
@@ -185,13 +187,13 @@ class _Link:
             raise _NotReadyError
         if answer.status != 200 or answer.length:
             raise wire.WireError(f"was refused ({answer.status})")
-        greeting = Greeting(own, other, nonce, wire.read_nonce(answer.headers))
+        greeting = Handshake(own, other, nonce, wire.read_nonce(answer.headers))
         if not greeting.is_server(key, answer.headers.get("bootseer-proof", "")):
-            raise wire.WireError("does not know the key of the job")
+            raise wire.WireError("does not have the key of the job")
         self._session = greeting.session(key)
 
-    async def read(self, read: _Read) -> Ending:
-        """Raises: wire.WireError, OSError; then the connection cannot be used again."""
+    async def read(self, read: _Read) -> ReadOutcome:
+        """Request a range. Raises: wire.WireError, OSError; the connection cannot be reused then."""
         assert self._session is not None
         target, etag = wire.target_of(read.name), wire.etag_of(read.name)
         end = read.start + len(read.view)
@@ -199,19 +201,19 @@ class _Link:
         await self._send(wire.write_ask(target, asked, etag, self._session.sign(target, asked, etag)))
         loop = asyncio.get_running_loop()
         while (answer := await self._head()).status == 102:
-            read.note_life(loop.time())
-        read.note_life(loop.time())
+            read.record_life(loop.time())
+        read.record_life(loop.time())
         if answer.status != 206:
             if answer.length:
-                raise wire.WireError("an answer that peers do not give")
+                raise wire.WireError("an unexpected answer with a body")
             if answer.status == 503:
-                return Ending.NO_ROOM
+                return ReadOutcome.NO_ROOM
             if answer.status in (404, 416, 502):
-                return Ending.HAS_NOT
+                return ReadOutcome.HAS_NOT
             raise wire.WireError(f"was refused ({answer.status})")
         wire.check_part(answer, read.start, end)
         await self._body(read)
-        return Ending.DONE
+        return ReadOutcome.DONE
 
     async def _body(self, read: _Read) -> None:
         loop, size = asyncio.get_running_loop(), len(read.view)
@@ -220,13 +222,13 @@ class _Link:
         del self._waiting[:count]
         read.have = count
         if self._waiting:
-            raise wire.WireError("more than was asked for")
+            raise wire.WireError("more bytes than requested")
         while read.have < size:
             count = await loop.sock_recv_into(self._sock, read.view[read.have : read.have + STEP_BYTES])
             if not count:
-                raise ConnectionResetError("the connection ended before the bytes did")
+                raise ConnectionResetError("the connection was closed before all bytes arrived")
             read.have += count
-            read.note_life(loop.time())
+            read.record_life(loop.time())
 
     async def _send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
@@ -234,7 +236,7 @@ class _Link:
     async def _head(self) -> wire.Answer:
         loop = asyncio.get_running_loop()
         while (place := self._waiting.find(wire.END)) < 0:
-            if len(self._waiting) > wire.MOST_HEAD_BYTES:
+            if len(self._waiting) > wire.MAX_HEAD_BYTES:
                 raise wire.WireError("a head that is too long")
             data = await loop.sock_recv(self._sock, _RECEIVED_BYTES)
             if not data:
@@ -245,7 +247,7 @@ class _Link:
         return wire.read_answer(head)
 
     def has_input(self) -> bool:
-        """Something came that nobody asked for: as good as always the end of the connection."""
+        """Return whether unrequested input arrived, which nearly always is the end of the connection."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))

@@ -1,18 +1,16 @@
-"""The process of a node that serves its spans: `python -P -m bootseer.peers.serve FILE [options]`.
+"""The peer server of a node, which serves its spans: `python -P -m bootseer.peers.serve FILE [options]`.
 
-FILE: the private file of the job's peers (membership.py); it may come later, change and go. Out, as JSON lines on
-standard output: `{"port": N}` as soon as it listens, `{"statistics": ...}` for each line `statistics` that comes
-in, and once more at the end. It ends when standard input does, so with whoever started it, and by SIGTERM. Lines
-for people go to standard error. The key is in FILE alone, never in the arguments.
+FILE: the private file of the job's peers (membership.py); it may be created, changed and removed meanwhile. It
+writes JSON lines to standard output: `{"port": N}` once it listens, `{"statistics": ...}` for each input line
+`statistics`, and again at the end. It ends when standard input is closed, so with its parent, and by SIGTERM.
+Messages for the user go to standard error. The key is only in FILE, never in the arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -22,16 +20,18 @@ from contextlib import suppress
 from typing import NoReturn
 
 from bootseer.errors import BootseerError, ConfigError
+from bootseer.ipc.framing import InvalidMessageError, LineBuffer, encode
+from bootseer.linux import processes
 from bootseer.peers.membership import PeersFile
-from bootseer.peers.server import MOST_CONNECTIONS, PeerServer
-from bootseer.peers.spool import MOST_BYTES, Spool
+from bootseer.peers.server import MAX_CONNECTIONS, PeerServer
+from bootseer.peers.spool import MAX_BYTES, Spool
 
 BACKLOG = 512
-MOST_LINE_BYTES = 64 << 10
+MAX_LINE_BYTES = 64 << 10
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Raises: ConfigError."""
+    """Open the listening socket. Raises: ConfigError."""
     try:
         if not address and socket.has_dualstack_ipv6():
             family = socket.AF_INET6
@@ -39,14 +39,14 @@ def listen(address: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"{address or '*'}, port {port}: other nodes cannot be served there: {error}") from error
+        raise ConfigError(f"{address or '*'}, port {port}: cannot listen for other nodes: {error}") from error
 
 
 async def run(server: PeerServer, port: int) -> None:
-    """Until standard input ends or a signal says so."""
+    """Serve until standard input is closed or a signal arrives."""
     loop = asyncio.get_running_loop()
     is_over = asyncio.Event()
-    pending = bytearray()
+    pending = LineBuffer(MAX_LINE_BYTES)
 
     def hear() -> None:
         try:
@@ -55,31 +55,33 @@ async def run(server: PeerServer, port: int) -> None:
             return
         except OSError:
             data = b""
-        pending.extend(data)
-        if not data or len(pending) > MOST_LINE_BYTES:
+        try:
+            lines = pending.feed(data)
+        except InvalidMessageError:
+            data, lines = b"", []
+        for line in lines:
+            if line.strip() == b"statistics":
+                write_line({"statistics": server.statistics()})
+        if not data:
             loop.remove_reader(0)
             is_over.set()
-        while (place := pending.find(b"\n")) >= 0:
-            if pending[:place].strip() == b"statistics":
-                say({"statistics": server.statistics()})
-            del pending[: place + 1]
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, is_over.set)
-    with suppress(PermissionError):  # a file or /dev/null never ends: then signals end it
+    with suppress(PermissionError):  # a file or /dev/null never ends; only signals end it then
         loop.add_reader(0, hear)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
-        say({"port": port})
+        write_line({"port": port})
         await is_over.wait()
         serving.cancel()
-    say({"statistics": server.statistics()})
+    write_line({"statistics": server.statistics()})
 
 
-def say(what: object) -> None:
-    """One line; whoever does not listen any more misses it."""
+def write_line(what: object) -> None:
+    """Write a line; a closed output is ignored."""
     with suppress(OSError):
-        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.buffer.write(encode(what))
         sys.stdout.flush()
 
 
@@ -89,24 +91,26 @@ def log(line: str) -> None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bootseer.peers.serve", allow_abbrev=False)
-    parser.add_argument("file", help="the private file of the job's peers")
-    parser.add_argument("--address", default="", help="where to listen; default: all of this node's addresses")
-    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
-    parser.add_argument("--spool", required=True, help="folder for what is kept for others")
-    parser.add_argument("--spool-bytes", type=int, default=MOST_BYTES)
-    parser.add_argument("--upload-bytes-per-s", type=float, default=None, help="default: no limit")
-    parser.add_argument("--remove-folder", action="store_true", help="that of FILE, at the end")
+    parser.add_argument("file", help="Private file of the job's peers")
+    parser.add_argument("--address", default="", help="Address to listen on (default: all addresses of this node)")
+    parser.add_argument("--port", type=int, default=0, help="Port to listen on (default: a free port)")
+    parser.add_argument("--spool", required=True, help="Directory for the data that is stored for other nodes")
+    parser.add_argument("--spool-bytes", type=int, default=MAX_BYTES)
+    parser.add_argument(
+        "--upload-bytes-per-s",
+        type=float,
+        default=None,
+        help="Maximum bytes per second to other nodes (default: unlimited)",
+    )
+    parser.add_argument("--remove-folder", action="store_true", help="Remove the directory of FILE at the end")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str], kind: type[PeerServer] = PeerServer) -> int:
-    """The exit status. `kind`: one that fails on purpose, in tests."""
+    """Run the server and return the exit status. Args: kind: a class with faults, in tests."""
     args = parse(argv)
     try:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * MOST_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * MOST_CONNECTIONS)
-        if soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        processes.allow_files(2 * MAX_CONNECTIONS)
         spool = Spool(args.spool, args.spool_bytes)
         with listen(args.address, args.port) as listener:
             server = kind(
@@ -123,7 +127,7 @@ def main(argv: Sequence[str], kind: type[PeerServer] = PeerServer) -> int:
 
 
 def _exit(status: int) -> NoReturn:
-    """Threads that hang are not waited for."""
+    """Exit without waiting for hanging threads."""
     sys.stderr.flush()
     os._exit(status)
 

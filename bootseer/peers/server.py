@@ -1,9 +1,9 @@
-"""Serves the spans of this node to the nodes of its job: who knows the key asks for ranges of the job's objects.
+"""Serving of this node's spans to the nodes of its job, which authenticate with the job's key.
 
-One connection after the other greets, then asks as often as it likes (wire.py, auth.py). What is not in the spool
-is brought (filling.py) and sent on as it arrives; while the store lets us wait, a sign of life goes out each
-second. Bodies go from the file to the socket inside the kernel. Connections, heads, time without progress and
-bytes a second are bounded. For one event loop; everything ends when `serve` is cancelled.
+Each connection starts with a handshake, followed by any number of requests (wire.py, auth.py). Missing data are
+fetched into the spool (filling.py) and sent on as they arrive. While the store is slow, a sign of life is sent
+each second. Bodies go from the file to the socket inside the kernel. Connections, heads, time without progress and
+bytes per second are bounded. For one event loop; all tasks end when `serve` is cancelled.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ from functools import partial
 
 from bootseer import aio
 from bootseer.errors import BootseerError, NotFound, StorageError, Truncated
+from bootseer.linux.page_cache import cached_share
 from bootseer.peers import wire
-from bootseer.peers.auth import NONCE_BYTES, Greeting, Session
+from bootseer.peers.auth import NONCE_BYTES, Handshake, Session
 from bootseer.peers.filling import Filler
 from bootseer.peers.membership import JobPeers, Origin, PeersFile, may_share
 from bootseer.peers.spans import SPAN_BYTES
-from bootseer.peers.spool import Kept, NoRoomError, Spool
+from bootseer.peers.spool import Spool, SpooledSpan, SpoolFullError
 from bootseer.storage import Store, open_store
-from bootseer.storage.page_cache import cached_share
+from bootseer.storage.engine.rate_limit import RateLimiter
 from bootseer.storage.paths import check_path
-from bootseer.storage.turns import Turns
 
-MOST_CONNECTIONS = 1024
-MOST_STRANGERS = 64  # connections that have not shown that they know the key
-GREET_S = 5.0  # for that
-IDLE_S = 90.0  # between two requests; clients let go of theirs sooner
-STALL_S = 10.0  # a reader that takes nothing for so long is dropped
-BEAT_S = 1.0  # between signs of life
-TOLD_S, TOLD_LOOK_S = 2.0, 0.05  # nodes name a store one after the other: who is asked too early waits
-MOST_AWAITED = 256  # folders of stores that this node has not named
-BURST_S = 0.05  # of the limit for uploads
-SLICE_BYTES = 256 << 10  # sent at once; what limit and deadline count by
-ACCEPT_PAUSE_S = 0.1  # when there are no more descriptors
+MAX_CONNECTIONS = 1024
+MAX_UNAUTHENTICATED = 64  # unauthenticated connections
+HANDSHAKE_S = 5.0  # for authentication
+IDLE_S = 90.0  # between two requests; clients close idle ones sooner
+STALL_S = 10.0  # a reader that receives nothing for this long is dropped
+KEEPALIVE_S = 1.0  # between signs of life
+REGISTER_S, REGISTER_POLL_S = (
+    2.0,
+    0.05,
+)  # nodes register a store one after the other: a request that comes too early waits
+MAX_AWAITED = 256  # directories of stores that this node has not registered
+BURST_S = 0.05  # of the upload limit
+SLICE_BYTES = 256 << 10  # sent at once; the unit of limit and deadline
+ACCEPT_PAUSE_S = 0.1  # if no descriptors are left
 COUNTS = ("answers", "upload_bytes", "local_bytes", "refused", "dropped", "failed", "no_room")
 _RECEIVED_BYTES = 4096
 _COPIED_BYTES = 256 << 10
 
 
 class PeerServer:
-    """Serves at `listener` what `file` allows; the spool is its owner's to close.
+    """A server at `listener` for the stores of `file`; the owner of the spool closes it.
 
-    Args: upload_bytes_per_s: of this node's link for other nodes; None: all. log: lines for people.
+    Args: upload_bytes_per_s: limit of uploads to other nodes; None: unlimited. log: receives lines for the user.
     """
 
     def __init__(
@@ -61,18 +64,18 @@ class PeerServer:
         log: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._listener, self._file, self._spool, self._log = listener, file, spool, log
-        self._uploads = Turns(upload_bytes_per_s, BURST_S)
+        self._uploads = RateLimiter(upload_bytes_per_s, BURST_S)
         self._stores: dict[str, tuple[Origin, Store]] = {}  # by id
         self._replaced: list[Store] = []
-        self._known: tuple[JobPeers, dict[str, Origin]] | None = None  # of the file as it was last
+        self._known: tuple[JobPeers, dict[str, Origin]] | None = None  # last state of the file
         self._filler: Filler | None = None
-        self._connections = self._strangers = 0
-        self._awaited: dict[tuple[str, str], float] = {}  # folder of a store: when it was asked for at first
+        self._connections = self._unauthenticated = 0
+        self._first_requests: dict[tuple[str, str], float] = {}  # directory of a store: time of its first request
         self._counts = dict.fromkeys(COUNTS, 0)
         self._sent_to: dict[str, int] = {}  # bytes, by id of the peer
 
     async def serve(self) -> None:
-        """Until it is cancelled."""
+        """Serve until cancelled."""
         loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         try:
@@ -84,27 +87,27 @@ class PeerServer:
                     except OSError:
                         await asyncio.sleep(ACCEPT_PAUSE_S)
                         continue
-                    if self._connections >= MOST_CONNECTIONS or self._strangers >= MOST_STRANGERS:
+                    if self._connections >= MAX_CONNECTIONS or self._unauthenticated >= MAX_UNAUTHENTICATED:
                         self._counts["refused"] += 1
                         sock.close()
                     else:
                         self._connections += 1
-                        self._strangers += 1
+                        self._unauthenticated += 1
                         connection = Connection(sock)
                         task = group.create_task(self._connected(connection))
-                        # Not in the task: it may be cancelled before its first step.
+                        # Not in the task, which may be cancelled before its first step.
                         task.add_done_callback(partial(self._ended, connection))
-                    await asyncio.sleep(0)  # those who are connected have their turn
+                    await asyncio.sleep(0)  # let connected clients run
         finally:
             for store in (*self._replaced, *(store for _, store in self._stores.values())):
                 await store.aclose()
 
     def statistics(self) -> dict[str, object]:
-        """Since it was made.
+        """Return counters since creation.
 
-        `upload_bytes`: sent to others; `local_bytes`: to this node; `sent_to`: by node.
-        `refused`: connections and requests that were not the job's. `dropped`: readers that took nothing.
-        `failed`: what the store did not give. `no_room`: of the spool. `store_...`: what the store was asked.
+        `upload_bytes`: sent to other nodes. `local_bytes`: sent to this node. `sent_to`: by node. `refused`:
+        connections and requests from outside the job. `dropped`: readers that received nothing. `failed`: reads
+        that the store refused. `no_room`: in the spool. `store_...`: requests to the store.
         """
         filled = {} if self._filler is None else self._filler.statistics()
         return {
@@ -119,7 +122,7 @@ class PeerServer:
 
     async def _connected(self, connection: Connection) -> None:
         try:
-            greeted = await self._greet(connection)
+            greeted = await self._handshake(connection)
             while greeted is not None:
                 client, session, head = greeted
                 if not await self._answer(connection, head, client, session):
@@ -131,15 +134,20 @@ class PeerServer:
             await connection.try_send(wire.write_answer(400))
         except (TimeoutError, OSError):
             self._counts["dropped"] += 1
+        except BootseerError:  # no thread for a read, for example
+            self._counts["failed"] += 1
+        except Exception as error:  # on any error other connections continue
+            self._counts["failed"] += 1
+            self._log(f"internal error while answering another node: {type(error).__name__}: {error}")
 
     def _ended(self, connection: Connection, _task: asyncio.Task[None]) -> None:
         self._connections -= 1
-        self._strangers -= connection.is_stranger
+        self._unauthenticated -= connection.is_unauthenticated
         connection.sock.close()
 
-    async def _greet(self, connection: Connection) -> tuple[str, Session, bytes] | None:
-        """Who it says it is, and the first request, which has to prove it; None for nobody of the job."""
-        async with asyncio.timeout(GREET_S):
+    async def _handshake(self, connection: Connection) -> tuple[str, Session, bytes] | None:
+        """Return the client's name, the session and its first request, after a handshake; None if refused."""
+        async with asyncio.timeout(HANDSHAKE_S):
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             head = await connection.read_head()
             if not head:
@@ -156,9 +164,9 @@ class PeerServer:
                 await self._refuse(connection, 403)
                 return None
             nonce = os.urandom(NONCE_BYTES)
-            greeting = Greeting(hello.client, hello.server, hello.nonce, nonce)
+            greeting = Handshake(hello.client, hello.server, hello.nonce, nonce)
             key = peers.key_bytes()
-            await connection.send(wire.write_welcome(nonce, greeting.server_proof(key)))
+            await connection.send(wire.write_hello_answer(nonce, greeting.server_proof(key)))
             head = await connection.read_head()
         return (hello.client, greeting.session(key), head) if head else None
 
@@ -167,13 +175,15 @@ class PeerServer:
         await connection.send(wire.write_answer(status))
 
     async def _answer(self, connection: Connection, head: bytes, client: str, session: Session) -> bool:
-        """One request. Returns: whether another may follow."""
+        """Answer one request. Return whether another may follow."""
         ask = wire.read_request(head)
-        if not isinstance(ask, wire.Ask) or not session.is_signed(ask.mac, ask.target, ask.asked, ask.etag):
+        if not isinstance(ask, wire.RangeRequest) or not session.is_signed(
+            ask.mac, ask.target, ask.asked, ask.etag
+        ):
             await self._refuse(connection, 403)
             return False
-        self._strangers -= connection.is_stranger
-        connection.is_stranger = False
+        self._unauthenticated -= connection.is_unauthenticated
+        connection.is_unauthenticated = False
         store = await self._named_store(connection, ask)
         span = ask.start // SPAN_BYTES
         if store is None or (ask.end - 1) // SPAN_BYTES != span:
@@ -183,13 +193,13 @@ class PeerServer:
         try:
             with self._spool.held((ask.name, span)) as kept:
                 return await self._send_range(connection, kept, store, ask, client)
-        except NoRoomError:
+        except SpoolFullError:
             self._counts["no_room"] += 1
             await connection.send(wire.write_answer(503))
             return True
 
     async def _send_range(
-        self, connection: Connection, kept: Kept, store: Store, ask: wire.Ask, client: str
+        self, connection: Connection, kept: SpooledSpan, store: Store, ask: wire.RangeRequest, client: str
     ) -> bool:
         assert self._filler is not None
         base = ask.start // SPAN_BYTES * SPAN_BYTES
@@ -211,22 +221,24 @@ class PeerServer:
                 return True
             try:
                 reached = await self._filler.reach(kept, at, end)
-            except (BootseerError, NoRoomError):
+            except (BootseerError, SpoolFullError):
                 self._counts["failed"] += 1
-                return False  # the rest never comes: the connection's end says so
+                return False  # the client detects the missing rest by the end of the connection
 
-    async def _first(self, connection: Connection, kept: Kept, start: int, end: int) -> int:
-        """Waits for the first bytes, and says meanwhile that we are alive."""
+    async def _first(self, connection: Connection, kept: SpooledSpan, start: int, end: int) -> int:
+        """Wait for the first bytes, and send signs of life meanwhile."""
         assert self._filler is not None
         if kept.extents.reach(start) > start:
             return await self._filler.reach(kept, start, end)
         while True:
             await connection.send(wire.write_answer(102))
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout(KEEPALIVE_S):
                     return await self._filler.reach(kept, start, end)
 
-    async def _send_slices(self, connection: Connection, kept: Kept, at: int, end: int, client: str) -> None:
+    async def _send_slices(
+        self, connection: Connection, kept: SpooledSpan, at: int, end: int, client: str
+    ) -> None:
         is_upload = self._known is None or client != self._known[0].own
         while at < end:
             count = min(SLICE_BYTES, end - at)
@@ -237,17 +249,17 @@ class PeerServer:
             self._sent_to[client] = self._sent_to.get(client, 0) + count
             at += count
 
-    async def _send_slice(self, connection: Connection, kept: Kept, at: int, count: int) -> None:
+    async def _send_slice(self, connection: Connection, kept: SpooledSpan, at: int, count: int) -> None:
         offset = self._spool.offset(kept, at)
-        if cached_share(self._spool.fd, offset, count) < 1.0:  # else the disk would hold up all connections
+        if cached_share(self._spool.fd, offset, count) < 1.0:  # otherwise the disk would block all connections
             await aio.run_io(os.pread, self._spool.fd, count, offset)
         async with asyncio.timeout(STALL_S):
             await connection.send_file(self._spool, offset, count)
 
-    # ---- what may be asked ---------------------------------------------------------------------------------
+    # ---- permitted requests --------------------------------------------------------------------------------
 
     def _peers_with(self, client: str) -> JobPeers | None:
-        """The job, if such a node takes part in it."""
+        """Return the job, if this node takes part in it."""
         for is_urgent in (False, True):
             peers = self._peers(is_urgent=is_urgent)
             if peers is not None and any(node.id == client for node in peers.nodes):
@@ -262,27 +274,29 @@ class PeerServer:
             self._known = peers, peers.origins_by_id()
         return peers
 
-    async def _named_store(self, connection: Connection, ask: wire.Ask) -> Store | None:
-        """The same; it may become known in a moment, as nodes begin one after the other. Waits once a folder."""
+    async def _named_store(self, connection: Connection, ask: wire.RangeRequest) -> Store | None:
+        """Return the store of a request; wait once per directory for its registration, as nodes start in turn."""
         store = self._store_of(ask)
-        folder = ask.name.origin, os.path.dirname(ask.name.path)
-        if store is not None or (folder not in self._awaited and len(self._awaited) >= MOST_AWAITED):
-            self._awaited.pop(folder, None)
+        directory = ask.name.origin, os.path.dirname(ask.name.path)
+        if store is not None or (
+            directory not in self._first_requests and len(self._first_requests) >= MAX_AWAITED
+        ):
+            self._first_requests.pop(directory, None)
             return store
-        end_s = self._awaited.setdefault(folder, time.monotonic()) + TOLD_S
+        end_s = self._first_requests.setdefault(directory, time.monotonic()) + REGISTER_S
         beat_s = 0.0
         while store is None and (now_s := time.monotonic()) < end_s:
             if now_s >= beat_s:
                 await connection.send(wire.write_answer(102))
-                beat_s = now_s + BEAT_S
-            await asyncio.sleep(TOLD_LOOK_S)
+                beat_s = now_s + KEEPALIVE_S
+            await asyncio.sleep(REGISTER_POLL_S)
             store = self._store_of(ask)
         return store
 
-    def _store_of(self, ask: wire.Ask) -> Store | None:
-        """Of an object that the job named; None for any other."""
+    def _store_of(self, ask: wire.RangeRequest) -> Store | None:
+        """Return the store of an object that the job shares; None for any other."""
         origin = None
-        for is_urgent in (False, True):  # who asks may have been told of it a moment before we were
+        for is_urgent in (False, True):  # the client may have learned of it just before this node
             if self._peers(is_urgent=is_urgent) is not None and self._known is not None:
                 origin = self._known[1].get(ask.name.origin)
             if origin is not None:
@@ -293,7 +307,7 @@ class PeerServer:
         try:
             check_path("peer", ask.name.path)
             if found is None or found[0] != origin:
-                if found is not None:  # stays open for those that it is reading for
+                if found is not None:  # open until its reads end
                     self._replaced.append(found[1])
                 self._stores[ask.name.origin] = origin, open_store(origin.url, options=origin.options)
         except StorageError:
@@ -305,19 +319,19 @@ class PeerServer:
 
 
 class Connection:
-    """A socket, and what has come of the next head."""
+    """A socket, and the received part of the next head."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self.is_stranger = True  # until it has shown that it knows the key
+        self.is_unauthenticated = True  # unauthenticated
         self._waiting = bytearray()
 
     async def read_head(self) -> bytes:
-        """Without its end; b"" when the other side has closed. Raises: WireError, OSError."""
+        """Return a head without its end; b"" if the client has closed. Raises: WireError, OSError."""
         loop = asyncio.get_running_loop()
         while (place := self._waiting.find(wire.END)) < 0:
-            if len(self._waiting) > wire.MOST_HEAD_BYTES:
+            if len(self._waiting) > wire.MAX_HEAD_BYTES:
                 raise wire.WireError("a head that is too long")
             data = await loop.sock_recv(self.sock, _RECEIVED_BYTES)
             if not data:
@@ -328,7 +342,7 @@ class Connection:
         return head
 
     async def next_head(self) -> bytes:
-        """The same of a connection on which nothing is under way."""
+        """Return the next head of an idle connection; b"" also after a timeout."""
         try:
             async with asyncio.timeout(IDLE_S):
                 return await self.read_head()
@@ -336,17 +350,17 @@ class Connection:
             return b""
 
     async def send(self, data: bytes) -> None:
-        """Raises: TimeoutError, OSError."""
+        """Send data. Raises: TimeoutError, OSError."""
         async with asyncio.timeout(STALL_S):
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def try_send(self, data: bytes) -> None:
-        """The last word: as much as fits."""
+        """Send a final answer, as much as fits."""
         with suppress(OSError):
             self.sock.send(data)
 
     async def send_file(self, spool: Spool, offset: int, count: int) -> None:
-        """Raises: OSError."""
+        """Send a part of the spool. Raises: OSError."""
         end = offset + count
         while offset < end:
             try:
@@ -358,7 +372,7 @@ class Connection:
                 await self._wait_writable()
                 continue
             if not sent:
-                raise OSError("the spool is shorter than it was")
+                raise OSError("the spool file was truncated")
             offset += sent
 
     async def _wait_writable(self) -> None:

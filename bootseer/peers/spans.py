@@ -1,10 +1,10 @@
-"""PURE: which node of a job brings which bytes of an object out of the store.
+"""PURE: assignment of the byte ranges of an object to the nodes that fetch them from the store.
 
-An object is cut into spans at multiples of their length. Of as many spans in a row as there are nodes each has
-another owner, by an order of the nodes that is hashed for each row: the owner brings the span out of the store for
-all, the next ones of the order stand in for it. Every node works this out for itself from the same list.
-(Rendezvous hashing of single spans moves fewer of them when nodes change, but is uneven: of 100 MB one node of six
-had to send half as much again as the others, and all waited for it. Who stays has its bytes in its caches anyway.)
+An object is divided into spans of equal length. A row is as many spans as there are nodes. In each row every node
+owns one span, by an order of nodes that is hashed for the row. The owner fetches the span for all; the next nodes
+of the order replace it if needed. Every node computes this from the same list. (Rendezvous hashing of single spans
+moves fewer of them when nodes change, but is uneven: for 100 MB, one node of six had to send 1.5x as much as the
+others, and all waited for it. Remaining nodes have their bytes in caches anyway.)
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-# Smaller ones are spread more evenly and cost more: at 1 MiB a GB takes twice the processor time of 4 MiB.
+# Smaller spans are spread more evenly and cost more: at 1 MiB a GB takes twice the processor time of 4 MiB.
 SPAN_BYTES = 2 << 20
-# All nodes of a group read the same things at the same time, a few spans each: so many are served by those spans'
-# owners at once. Beyond it each group brings a copy of its own.
-MOST_GROUP = 64
+# All nodes of a group read the same data at the same time, a few spans each. The owners of those spans serve this
+# many nodes at once. Each further group fetches its own copy.
+MAX_GROUP = 64
 _WEIGHT_BYTES = 8
 
 
 class ObjectName(NamedTuple):
-    """Bytes that never change: another version has another etag, or another path."""
+    """The name of bytes that never change: another version has another etag, or another path."""
 
     origin: str  # id of the store
     path: str
@@ -33,7 +33,7 @@ class ObjectName(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes of one span."""
+    """A byte range in one span."""
 
     span: int
     offset: int  # in the object, bytes
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 def cut(offset: int, length: int, span_bytes: int = SPAN_BYTES) -> list[Part]:
-    """A range of an object, span by span."""
+    """Divide a range of an object by spans."""
     parts = []
     end = offset + length
     while offset < end:
@@ -57,15 +57,15 @@ def cut(offset: int, length: int, span_bytes: int = SPAN_BYTES) -> list[Part]:
 
 
 def owners(nodes: Sequence[str], name: ObjectName, span: int, count: int = 1) -> list[str]:
-    """The first `count` of the span's order of nodes. The order of `nodes` makes no difference."""
+    """Return the first `count` nodes of the span's order. The order of `nodes` does not matter."""
     row, place = divmod(span, len(nodes))
     key = blake2b(b"%d\0%b" % (row, name.encode()), digest_size=32).digest()
     order = sorted(nodes, key=lambda node: (_weight(node, key), node))
     return [order[(place + step) % len(order)] for step in range(min(count, len(order)))]
 
 
-def group_of(nodes: Sequence[str], own: str, most: int = MOST_GROUP) -> list[str]:
-    """The nodes that share one copy with `own`, itself among them; all of them up to `most`."""
+def group_of(nodes: Sequence[str], own: str, most: int = MAX_GROUP) -> list[str]:
+    """Return the nodes that share one copy with `own`, including itself; at most `most`."""
     ordered = sorted(nodes)
     groups = -(-len(ordered) // most)
     place = ordered.index(own) * groups // len(ordered)

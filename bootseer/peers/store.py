@@ -1,10 +1,10 @@
-"""A store through which a reader asks the nodes of its job before it asks the store itself.
+"""A store through which a reader queries the nodes of its job before the store itself.
 
-In: the store, and the file of the job's peers. Out: the read-only part of `Store`, so whoever reads a store can
-read through peers. Errors are always the store's own: what a peer says of failures is no news. `attempt` > 0 goes
-to the store, so bytes that turned out wrong are had from there; `distrust` names them, and who gave them is asked
-no more. Give it only to readers that verify what they get, and only for objects that never change or that are read
-by etag.
+In: the store, and the file of the job's peers. Out: the read-only part of `Store`, so that any reader of a store
+can use peers. Errors always come from the store itself; failures of peers are not reported. A read with `attempt`
+> 0 uses the store, so that wrong bytes are replaced from there. `distrust` reports wrong bytes, and their sender
+is excluded. Use it only with readers that verify data, and only for objects that never change or that are read by
+etag.
 """
 
 from __future__ import annotations
@@ -20,75 +20,78 @@ from typing import NamedTuple
 from bootseer import aio, crc
 from bootseer.errors import BootseerError, DigestMismatch, StorageError
 from bootseer.peers.auth import origin_id
-from bootseer.peers.helpers import Helpers
+from bootseer.peers.helpers import PeerSet
 from bootseer.peers.membership import JobPeers, PeersFile, may_share
 from bootseer.peers.spans import SPAN_BYTES, ObjectName, Part, cut
 from bootseer.storage import Store, open_store
-from bootseer.storage.counts import Counts
-from bootseer.storage.extents import Extents
+from bootseer.storage.engine.counts import StoreCounters
+from bootseer.storage.engine.extents import Extents
 from bootseer.storage.paths import check_offset, check_path
 from bootseer.storage.protocol import Entry, Features, Stat
-from bootseer.storage.read_only import ReadOnly
+from bootseer.storage.read_only import ReadOnlyStore
 
 PARTS_AT_ONCE = 8  # of one read
-MEET_S, MEET_LOOK_S = 2.0, 0.02
-MEET_BYTES_PER_S = 32 << 20  # what is little is read before anybody is met
-MOST_GIVEN = 8192  # ranges of which it is remembered who gave them
-_STORE = ""  # gave it, not a peer
+PEER_WAIT_S, PEER_POLL_S = 2.0, 0.02
+PEER_WAIT_BYTES_PER_S = 32 << 20  # a small object is read without waiting for nodes
+MAX_GIVEN = 8192  # ranges whose sender is recorded
+_STORE = ""  # the sender is the store
 
 
-class SpanSums(NamedTuple):
-    """What is known of an object: each whole span of it is verified here."""
+class SpanChecksums(NamedTuple):
+    """The checksums of an object, for verification of each whole span."""
 
     size: int  # bytes
     digests: tuple[bytes, ...]  # SHA-256 of each span, in order
 
 
-class _Given(NamedTuple):
+class _ReceivedRange(NamedTuple):
     path: str
     start: int
     end: int
     by: str  # id of the peer, or _STORE
-    crc: int = 0  # of what a peer gave
+    crc: int = 0  # of data from a peer
 
 
-class PeerStore(ReadOnly):
-    """Implements `Store` and `SecondHand`.
+class PeerStore(ReadOnlyStore):
+    """A store with peers. Implements `Store` and `SecondHand`.
 
     Args:
         origin: the store; closed with this one.
-        url: by which the job's file names it.
+        url: its name in the job's file.
         sums: by path, of objects whose spans' digests are known.
     """
 
-    why_read_only = ": through peers it is only read, write to the store itself"
-    # Another way there is, but a second read on suspicion would take the same bytes out of the store again.
+    why_read_only = ": it is read-only through peers; write to the store itself"
+    # A hedged read would fetch the same bytes from the store again.
     features = Features(creates_if_absent=False, concatenates=False, has_replicas=False)
 
     def __init__(
-        self, origin: Store, url: str, file: PeersFile, *, sums: Mapping[str, SpanSums] | None = None
+        self, origin: Store, url: str, file: PeersFile, *, sums: Mapping[str, SpanChecksums] | None = None
     ) -> None:
         self.url = origin.url
         self._origin, self._named = origin, url
-        self._file, self._helpers = file, Helpers(file)
+        self._file, self._helpers = file, PeerSet(file)
         self._sums = sums or {}
-        self._counts = Counts("store_bytes", "peer_bytes")
-        self._given: deque[_Given] = deque(maxlen=MOST_GIVEN)
-        self._doubted: deque[_Given] = deque(maxlen=MOST_GIVEN)  # one of them was wrong, it is not known which
+        self._counts = StoreCounters("store_bytes", "peer_bytes")
+        self._given: deque[_ReceivedRange] = deque(maxlen=MAX_GIVEN)
+        self._suspect: deque[_ReceivedRange] = deque(
+            maxlen=MAX_GIVEN
+        )  # one of them was wrong; which one is unknown
         self._sum = _find_sum()
-        self._id: tuple[JobPeers, str] | None = None  # of the store, for the job as it was last
+        self._id: tuple[JobPeers, str] | None = None  # of the store, for the last job
 
     async def meet(self, size_bytes: int, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Before so much is read: waits a moment until other nodes know of this store, else each asks it for all.
+        """Wait briefly before a large read until other nodes know this store; else each would read all from it.
 
-        The process that serves starts at the same time as those that read. `is_over`: nobody wants it any more.
+        The peer server starts at the same time as the readers. Args: is_over: returns whether the read was
+        cancelled.
         """
-        end_s = time.monotonic() + min(MEET_S, size_bytes / MEET_BYTES_PER_S)
+        end_s = time.monotonic() + min(PEER_WAIT_S, size_bytes / PEER_WAIT_BYTES_PER_S)
         while self._file.path and time.monotonic() < end_s and not is_over():
             job = self._file.current(is_urgent=True)
             if job is not None and job.find_origin(self._named) is not None:
                 return
-            await asyncio.sleep(MEET_LOOK_S)
+            await asyncio.sleep(PEER_POLL_S)
 
     async def stat(self, path: str) -> Stat:
         check_path(self.url, path)
@@ -108,22 +111,22 @@ class PeerStore(ReadOnly):
             await self._from_all(name, offset, target)
         self._counts.add("read_bytes", len(target))
 
-    async def list(self, folder: str) -> list[Entry]:
-        check_path(self.url, folder, is_folder=True)
+    async def list(self, directory: str) -> list[Entry]:
+        check_path(self.url, directory, is_folder=True)
         self._counts.add("requests")
-        return await self._origin.list(folder)
+        return await self._origin.list(directory)
 
     async def aclose(self) -> None:
         self._helpers.close()
         await self._origin.aclose()
 
     def distrust(self, path: str, offset: int, length: int) -> None:
-        """These bytes of the last read of them are not what they should be.
+        """Report that the bytes of the last read are wrong.
 
-        If one peer gave all of them, it is asked no more. Of several, the liar is found when the store has given
-        the same bytes. If the store gave them, those who gave the same before are acquitted.
+        If one peer sent all of them, it is excluded. If several did, the faulty one is found once the store has
+        returned the same bytes. If the store sent them, peers that sent the same before are readmitted.
         """
-        last: list[_Given] = []
+        last: list[_ReceivedRange] = []
         before: set[str] = set()
         unknown = Extents()
         unknown.add(offset, offset + length)
@@ -143,17 +146,17 @@ class PeerStore(ReadOnly):
         elif len(givers) == 1 and not unknown:
             self._helpers.strike(givers.pop())
         else:
-            self._doubted.extend(given for given in last if given.by != _STORE)
+            self._suspect.extend(given for given in last if given.by != _STORE)
 
     def statistics(self) -> dict[str, int]:
-        """`store_bytes` and `peer_bytes`: from where they came. The rest: `Helpers.statistics`."""
+        """Return counters; `store_bytes` and `peer_bytes`: by source. For the others see `PeerSet.statistics`."""
         retries = self._origin.statistics()["retries"]
         return {**self._counts.to_dict(), **self._helpers.statistics(), "retries": retries}
 
     # ---- one read ------------------------------------------------------------------------------------------
 
     def _name(self, path: str, etag: str) -> ObjectName | None:
-        """What peers call it; None when they are not asked."""
+        """Return the name for peers; None if they are not used."""
         job = self._helpers.current()
         if job is None:
             return None
@@ -163,7 +166,7 @@ class PeerStore(ReadOnly):
         return ObjectName(self._id[1], path, etag) if origin is not None and may_share(origin, path) else None
 
     async def _from_all(self, name: ObjectName, offset: int, target: memoryview) -> None:
-        """Span by span. Raises the first error, with what had come before it."""
+        """Read span by span. Raises: the first error, with the number of bytes before it."""
         parts = cut(offset, len(target))
         if len(parts) == 1:
             await self._part(name, parts[0], target)
@@ -172,7 +175,7 @@ class PeerStore(ReadOnly):
 
         async def one(part: Part) -> None:
             if errors:
-                return  # nobody wants it any more
+                return  # the read has failed already
             try:
                 await self._part(name, part, target[part.offset - offset : part.end - offset])
             except BootseerError as error:
@@ -193,7 +196,7 @@ class PeerStore(ReadOnly):
     async def _part(self, name: ObjectName, part: Part, view: memoryview) -> None:
         def gave(peer: str, start: int, end: int) -> None:
             sum_of = self._sum(view[start - part.offset : end - part.offset])
-            self._given.append(_Given(name.path, start, end, peer, sum_of))
+            self._given.append(_ReceivedRange(name.path, start, end, peer, sum_of))
 
         have = await self._helpers.read(name, part, view, gave)
         self._counts.add("peer_bytes", have)
@@ -210,21 +213,21 @@ class PeerStore(ReadOnly):
         await self._origin.read_into(path, offset, target, etag=etag, attempt=attempt)
         self._counts.add("store_bytes", len(target))
         if target:
-            self._given.append(_Given(path, offset, offset + len(target), _STORE))
+            self._given.append(_ReceivedRange(path, offset, offset + len(target), _STORE))
             self._judge(path, offset, target)
 
     def _judge(self, path: str, offset: int, target: memoryview) -> None:
-        """The store has given what was in doubt: who gave something else?"""
-        for _ in range(len(self._doubted)):
-            given = self._doubted.popleft()
+        """Exclude peers whose bytes differ from those of the store."""
+        for _ in range(len(self._suspect)):
+            given = self._suspect.popleft()
             start, end = given.start - offset, given.end - offset
             if given.path != path or start < 0 or end > len(target):
-                self._doubted.append(given)
+                self._suspect.append(given)
             elif self._sum(target[start:end]) != given.crc:
                 self._helpers.strike(given.by)
 
-    async def _verify(self, name: ObjectName, part: Part, view: memoryview, sums: SpanSums) -> None:
-        """A whole span; what is wrong is had from the store once more. Raises: DigestMismatch."""
+    async def _verify(self, name: ObjectName, part: Part, view: memoryview, sums: SpanChecksums) -> None:
+        """Verify a whole span, and read it once more from the store if it is wrong. Raises: DigestMismatch."""
         if part.offset % SPAN_BYTES or part.end not in ((part.span + 1) * SPAN_BYTES, sums.size):
             return
         for attempt in range(2):
@@ -234,7 +237,7 @@ class PeerStore(ReadOnly):
             if not attempt:
                 await self._from_store(name.path, part.offset, view, name.etag, 0)
         raise DigestMismatch(
-            f"{self.url}/{name.path}: bytes {part.offset} to {part.end} have not the digest that they should have"
+            f"{self.url}/{name.path}: bytes {part.offset} to {part.end} do not match their digest"
         )
 
 
@@ -244,19 +247,19 @@ def open_peer_store(
     *,
     options: Mapping[str, object] | None = None,
     timeout_s: float = 30.0,
-    sums: Mapping[str, SpanSums] | None = None,
+    sums: Mapping[str, SpanChecksums] | None = None,
     log: Callable[[str], object] = lambda _: None,
 ) -> Store:
-    """The store at `url`, as `open_store` gives it, read through the job's peers; without a path, the store alone.
+    """Open the store at `url` through the job's peers; without a path, the store alone.
 
-    The file at `peers_path` may come, change and go at any time. Raises: ConfigError.
+    The file at `peers_path` may be created, changed and removed at any time. Raises: ConfigError.
     """
     store = open_store(url, timeout_s=timeout_s, options=options or {})
     return PeerStore(store, url, PeersFile(peers_path, log=log), sums=sums) if peers_path else store
 
 
 def _find_sum() -> Callable[[memoryview], int]:
-    """Fast sums that tell apart what peers gave; digests decide what is right."""
+    """Return a fast checksum that distinguishes data of peers; digests decide which data are right."""
     try:
         return crc.load()
     except ImportError:

@@ -7,8 +7,8 @@
                                        each a sign of life while the owner waits for the store
                                        -> 404, 416, 503, ...: Content-Length 0
 
-Requests have no bodies. What is not exactly this is refused, so there is nothing to read in two ways. Bodies never
-pass through a parser: they go from the spool to the socket and from the socket into the reader's memory.
+Requests have no bodies. All other input is refused, so that nothing is ambiguous. Bodies do not pass through a
+parser: they go from the spool to the socket, and from the socket into the reader's memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from urllib.parse import quote, unquote_to_bytes
 from bootseer.peers.auth import NONCE_BYTES
 from bootseer.peers.spans import ObjectName
 
-MOST_HEAD_BYTES = 16 << 10
-MOST_HEADERS = 24
-MOST_NAME = 128  # characters of a node's id
+MAX_HEAD_BYTES = 16 << 10
+MAX_HEADERS = 24
+MAX_NAME = 128  # characters of a node's id
 HELLO = "/1/hello"
 END = b"\r\n\r\n"
 REASONS = {
@@ -44,24 +44,24 @@ _ANSWER = re.compile(r"HTTP/1\.1 ([1-5]\d\d)(?: [ -~]*)?")
 _TARGET = re.compile(r"/1/([0-9a-f]{32})/([!-~]+)")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:\*|\d{1,18})")
-_NODE = re.compile(rf"[!-~]{{1,{MOST_NAME}}}")
-_REFUSED = ("content-length", "transfer-encoding", "expect", "upgrade")  # more than a head would follow
+_NODE = re.compile(rf"[!-~]{{1,{MAX_NAME}}}")
+_REFUSED = ("content-length", "transfer-encoding", "expect", "upgrade")  # each would allow more data than a head
 
 
 class WireError(Exception):
-    """What came is not what peers say to each other."""
+    """The input violates the protocol."""
 
 
 class Hello(NamedTuple):
-    """Who begins a connection, and whom it means."""
+    """The client that connects, and the server that it expects."""
 
     client: str
     server: str
     nonce: bytes
 
 
-class Ask(NamedTuple):
-    """A range that somebody wants; `target`, `asked` and `etag` as they were signed."""
+class RangeRequest(NamedTuple):
+    """A requested range; `target`, `asked` and `etag` as they were signed."""
 
     name: ObjectName
     start: int
@@ -76,14 +76,14 @@ class Answer(NamedTuple):
     """The head of an answer."""
 
     status: int
-    headers: Mapping[str, str]  # names in small letters
+    headers: Mapping[str, str]  # names in lower case
 
     @property
     def length(self) -> int:
-        """Of the body. Raises: WireError."""
+        """Length of the body. Raises: WireError."""
         text = self.headers.get("content-length", "")
         if not re.fullmatch(r"\d{1,18}", text):
-            raise WireError("an answer that does not say how long it is")
+            raise WireError("an answer without a length")
         return int(text)
 
 
@@ -91,7 +91,7 @@ class Answer(NamedTuple):
 
 
 def is_node(text: str) -> bool:
-    """Whether it can be the id of a node."""
+    """Return whether it can be the id of a node."""
     return _NODE.fullmatch(text) is not None
 
 
@@ -108,17 +108,17 @@ def write_hello(hello: Hello) -> bytes:
 
 
 def target_of(name: ObjectName) -> str:
-    """Origin and path in a request."""
+    """Return origin and path for a request."""
     return f"/1/{name.origin}/{quote(name.path.encode('utf-8', 'surrogateescape'), safe='/~')}"
 
 
 def etag_of(name: ObjectName) -> str:
-    """The version in a request."""
+    """Return the version for a request."""
     return quote(name.etag.encode("utf-8", "surrogateescape"), safe="~")
 
 
 def range_of(start: int, end: int) -> str:
-    """The value of Range."""
+    """Return the value of Range."""
     return f"bytes={start}-{end - 1}"
 
 
@@ -127,12 +127,12 @@ def write_ask(target: str, asked: str, etag: str, mac: str) -> bytes:
     return _head(f"GET {target} HTTP/1.1", {**headers, "Bootseer-Etag": etag} if etag else headers)
 
 
-def read_request(data: bytes) -> Hello | Ask:
-    """A head without its end (END). Raises: WireError."""
+def read_request(data: bytes) -> Hello | RangeRequest:
+    """Parse a request's head, given without its end (END). Raises: WireError."""
     first, headers = _split(data)
     found = _REQUEST.fullmatch(first)
     if found is None:
-        raise WireError("no GET of HTTP/1.1")
+        raise WireError("not a GET request of HTTP/1.1")
     for name in _REFUSED:
         if name in headers:
             raise WireError(f"a request with {name}")
@@ -140,35 +140,35 @@ def read_request(data: bytes) -> Hello | Ask:
     if target == HELLO:
         client, server = headers.get("bootseer-from", ""), headers.get("bootseer-to", "")
         if not is_node(client) or not is_node(server):
-            raise WireError("a greeting without names")
+            raise WireError("a handshake without names")
         return Hello(client, server, read_nonce(headers))
     wanted = _TARGET.fullmatch(target)
     asked = headers.get("range", "")
     numbers = _RANGE.fullmatch(asked)
     if wanted is None or numbers is None or int(numbers[2]) < int(numbers[1]):
-        raise WireError("no range of an object")
+        raise WireError("not a range of an object")
     etag = headers.get("bootseer-etag", "")
     named = ObjectName(wanted[1], _unquote(wanted[2]), _unquote(etag))
     start, end = int(numbers[1]), int(numbers[2]) + 1
-    return Ask(named, start, end, target, asked, etag, headers.get("bootseer-mac", ""))
+    return RangeRequest(named, start, end, target, asked, etag, headers.get("bootseer-mac", ""))
 
 
 # ---- answers -------------------------------------------------------------------------------------------------
 
 
 def write_answer(status: int, headers: Mapping[str, str] | None = None) -> bytes:
-    """With a body only if `headers` say how long it is."""
+    """Return the head of an answer; it has a body only if `headers` give its length."""
     if status < 200:
         return _head(f"HTTP/1.1 {status} {REASONS[status]}", {})
     return _head(f"HTTP/1.1 {status} {REASONS[status]}", {"Content-Length": "0", **(headers or {})})
 
 
-def write_welcome(nonce: bytes, proof: str) -> bytes:
+def write_hello_answer(nonce: bytes, proof: str) -> bytes:
     return write_answer(200, {"Bootseer-Nonce": nonce.hex(), "Bootseer-Proof": proof})
 
 
 def write_part(start: int, end: int) -> bytes:
-    """The head of bytes that follow."""
+    """Return the head of an answer with data."""
     return write_answer(
         206,
         {
@@ -180,27 +180,27 @@ def write_part(start: int, end: int) -> bytes:
 
 
 def read_answer(data: bytes) -> Answer:
-    """A head without its end. Raises: WireError."""
+    """Parse an answer's head, given without its end. Raises: WireError."""
     first, headers = _split(data)
     found = _ANSWER.fullmatch(first)
     if found is None or "transfer-encoding" in headers:
-        raise WireError("no answer of a peer")
+        raise WireError("not an answer of a peer")
     return Answer(int(found[1]), headers)
 
 
 def read_nonce(headers: Mapping[str, str]) -> bytes:
-    """Raises: WireError."""
+    """Return the nonce of a handshake. Raises: WireError."""
     text = headers.get("bootseer-nonce", "")
     if not re.fullmatch(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}", text):
-        raise WireError("a greeting without a nonce")
+        raise WireError("a handshake without a nonce")
     return bytes.fromhex(text)
 
 
 def check_part(answer: Answer, start: int, end: int) -> None:
-    """That exactly these bytes follow. Raises: WireError."""
+    """Verify that exactly these bytes follow. Raises: WireError."""
     found = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
     if found is None or (int(found[1]), int(found[2]) + 1) != (start, end) or answer.length != end - start:
-        raise WireError("other bytes than those asked for")
+        raise WireError("other bytes than requested")
 
 
 # ---- heads ---------------------------------------------------------------------------------------------------
@@ -212,19 +212,19 @@ def _head(first: str, headers: Mapping[str, str]) -> bytes:
 
 
 def _split(data: bytes) -> tuple[str, dict[str, str]]:
-    if len(data) > MOST_HEAD_BYTES:
+    if len(data) > MAX_HEAD_BYTES:
         raise WireError("a head that is too long")
     try:
         first, *lines = data.decode("ascii").split("\r\n")
     except UnicodeDecodeError:
-        raise WireError("a head that is no ASCII") from None
-    if len(lines) > MOST_HEADERS:
+        raise WireError("a head that is not ASCII") from None
+    if len(lines) > MAX_HEADERS:
         raise WireError("too many headers")
     headers: dict[str, str] = {}
     for line in lines:
         found = _HEADER.fullmatch(line)
         if found is None:
-            raise WireError("a line that is no header")
+            raise WireError("a line that is not a header")
         name = found[1].lower()
         if name in headers:
             raise WireError(f"{name} twice")

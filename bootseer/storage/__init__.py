@@ -1,4 +1,4 @@
-"""Bytes by URL and range: `open_store` gives the store of a place, `open_at` that of a file's folder and its name.
+"""Bytes by URL and range: `open_store` opens the store of a directory, `open_at` the store of a file's directory.
 
 Names are loaded when first used, so that importing this costs nothing.
 """
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from bootseer.lazy import loader
 
 if TYPE_CHECKING:
+    from bootseer.storage.engine.ranges import RangeReader as RangeReader
+    from bootseer.storage.engine.ranges import RangeRequest as RangeRequest
     from bootseer.storage.open import open_at as open_at
     from bootseer.storage.open import open_store as open_store
     from bootseer.storage.paths import redact as redact
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from bootseer.storage.protocol import Stat as Stat
     from bootseer.storage.protocol import Store as Store
     from bootseer.storage.protocol import StoreWriter as StoreWriter
-    from bootseer.storage.ranges import RangeReader as RangeReader
-    from bootseer.storage.ranges import RangeRequest as RangeRequest
 
 _HOMES = {
     "open_at": "open",
@@ -34,8 +34,8 @@ _HOMES = {
     "Stat": "protocol",
     "Store": "protocol",
     "StoreWriter": "protocol",
-    "RangeReader": "ranges",
-    "RangeRequest": "ranges",
+    "RangeReader": "bootseer.storage.engine.ranges",
+    "RangeRequest": "bootseer.storage.engine.ranges",
 }
 __all__ = list(_HOMES)
 __getattr__ = loader(__name__, _HOMES)

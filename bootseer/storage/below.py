@@ -1,4 +1,4 @@
-"""A folder of a store as a store of its own: the same connections, other names."""
+"""A directory of a store as a store of its own: the same connections, other names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bootseer.storage.paths import check_path
 from bootseer.storage.protocol import Entry, Features, SecondHand, Stat, Store, StoreWriter
 
 
-class Below:
-    """Implements `Store`. Nothing outside `folder` can be named by it; closing it does not close `store`."""
+class SubdirectoryStore:
+    """A `Store` that cannot name anything outside `folder`. Closing it does not close `store`."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store = store
-        self._folder = check_path(store.url, folder)
+        self._directory = check_path(store.url, folder)
         self.url = f"{store.url.rstrip('/')}/{folder}"
         self.features: Features = store.features
 
@@ -26,9 +26,9 @@ class Below:
     ) -> None:
         await self._store.read_into(self._full(path), offset, target, etag=etag, attempt=attempt)
 
-    async def list(self, folder: str) -> list[Entry]:
-        check_path(self.url, folder, is_folder=True)
-        return await self._store.list(f"{self._folder}/{folder}" if folder else self._folder)
+    async def list(self, directory: str) -> list[Entry]:
+        check_path(self.url, directory, is_folder=True)
+        return await self._store.list(f"{self._directory}/{directory}" if directory else self._directory)
 
     async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
         return await self._store.publish(self._full(path), data, if_absent=if_absent)
@@ -45,16 +45,16 @@ class Below:
         await self._store.delete(self._full(path))
 
     def distrust(self, path: str, offset: int, length: int) -> None:
-        """Where the store hands on what others gave it."""
+        """Report wrong bytes to the store, if it takes such reports."""
         if isinstance(self._store, SecondHand):
             self._store.distrust(self._full(path), offset, length)
 
     async def aclose(self) -> None:
-        """Whoever opened the store closes it."""
+        """Do nothing: the caller that opened the store closes it."""
 
     def statistics(self) -> dict[str, int]:
-        """Of the whole store."""
+        """Return the counts of the whole store."""
         return self._store.statistics()
 
     def _full(self, path: str) -> str:
-        return f"{self._folder}/{check_path(self.url, path)}"
+        return f"{self._directory}/{check_path(self.url, path)}"

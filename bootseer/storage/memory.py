@@ -1,6 +1,6 @@
-"""Files in the memory of this process, for tests and small things: `memory://NAME` is the same place everywhere.
+"""Files in the memory of this process, for tests and small data: `memory://NAME` is the same store everywhere.
 
-Publishing, creating and joining are single steps, also between threads. A fork copies what is there.
+Publishing, creating and joining are atomic, also between threads. A fork copies the files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from bootseer.errors import AlreadyExists, NotFound, SourceChanged, StorageError, Truncated
-from bootseer.storage.counts import Counts
-from bootseer.storage.landing import copy_bytes
+from bootseer.storage.engine.counts import StoreCounters
+from bootseer.storage.engine.revocable_buffer import copy_bytes
 from bootseer.storage.paths import check_offset, check_path, join
 from bootseer.storage.protocol import Entry, Features, Stat
 
@@ -29,8 +29,8 @@ class _File(NamedTuple):
     mtime_s: float
 
 
-class _Place:
-    """All files below one name."""
+class _NamedFiles:
+    """All files of one name."""
 
     def __init__(self) -> None:
         self.files: dict[str, _File] = {}
@@ -38,7 +38,7 @@ class _Place:
         self._versions = 0
 
     def put(self, path: str, data: bytes, *, is_new: bool) -> _File:
-        """With the lock held."""
+        """Add a file, with the lock held."""
         if is_new and path in self.files:
             raise FileExistsError
         self._versions += 1
@@ -47,16 +47,16 @@ class _Place:
 
 
 class MemoryStore:
-    """Implements `Store`. It has no folders: those that files stand in are there as long as the files."""
+    """A `Store` without real directories: they exist as long as files in them."""
 
     features = Features(creates_if_absent=True, concatenates=False, has_replicas=False)
 
     def __init__(self, name: str, folder: str = "") -> None:
         self.url = "memory://" + quote(join(name, folder) if folder else name)
         with _places_lock:
-            self._place = _places.setdefault(name, _Place())
+            self._place = _places.setdefault(name, _NamedFiles())
         self._prefix = f"{folder}/" if folder else ""
-        self._counts = Counts()
+        self._counts = StoreCounters()
 
     async def stat(self, path: str) -> Stat:
         file = self._get(path)
@@ -69,7 +69,7 @@ class MemoryStore:
         file = self._get(path)
         check_offset(self.url, path, offset)
         if etag and file.etag != etag:
-            raise SourceChanged(f"{self.url}: {path!r} is another version than the one that is being read")
+            raise SourceChanged(f"{self.url}: {path!r} has changed since the read began")
         if offset + len(target) > len(file.data):
             raise Truncated(
                 f"{self.url}: bytes {offset} to {offset + len(target)} of {path!r}, which has {len(file.data)}"
@@ -77,11 +77,11 @@ class MemoryStore:
         for start in range(0, len(target), _PIECE_BYTES):
             part = target[start : start + _PIECE_BYTES]
             copy_bytes(part, memoryview(file.data)[offset + start : offset + start + len(part)])
-            await asyncio.sleep(0)  # others have their turn, a cancellation its chance
+            await asyncio.sleep(0)  # lets other tasks run, and a cancellation take effect
         self._counts.add("read_bytes", len(target))
 
-    async def list(self, folder: str) -> list[Entry]:
-        prefix = self._prefix + (check_path(self.url, folder, is_folder=True) + "/" if folder else "")
+    async def list(self, directory: str) -> list[Entry]:
+        prefix = self._prefix + (check_path(self.url, directory, is_folder=True) + "/" if directory else "")
         self._counts.add("requests")
         found: dict[str, Entry] = {}
         with self._place.lock:
@@ -125,7 +125,7 @@ class MemoryStore:
                 del self._place.files[name]
 
     async def aclose(self) -> None:
-        """The files stay, for other stores of that name."""
+        """Keep the files for other stores of that name."""
 
     def statistics(self) -> dict[str, int]:
         return self._counts.to_dict()
@@ -145,13 +145,13 @@ class MemoryStore:
             try:
                 file = self._place.put(full, data, is_new=is_new)
             except FileExistsError as error:
-                raise AlreadyExists(f"{self.url}: {path!r} is there already") from error
+                raise AlreadyExists(f"{self.url}: {path!r} already exists") from error
         self._counts.add("written_bytes", len(data))
         return file
 
     def _check_new(self, path: str) -> None:
         if self._prefix + check_path(self.url, path) in self._place.files:
-            raise AlreadyExists(f"{self.url}: {path!r} is there already")
+            raise AlreadyExists(f"{self.url}: {path!r} already exists")
 
 
 class _Writer:
@@ -160,23 +160,23 @@ class _Writer:
 
     async def write(self, data: memoryview | bytes) -> None:
         self.data += data
-        await asyncio.sleep(0)  # as any other store, whose caller can be cancelled here
+        await asyncio.sleep(0)  # a cancellation point, as in any other store
 
 
 def forget(name: str) -> None:
-    """Drops all files of `memory://NAME`."""
+    """Delete all files of `memory://NAME`."""
     with _places_lock:
         _places.pop(name, None)
 
 
 def _forget_lock() -> None:
-    """In the child of a fork, where a thread that is gone may have held it."""
+    """Renew the locks in a forked child, where a vanished thread may have held them."""
     global _places_lock
     _places_lock = threading.Lock()
     for place in _places.values():
         place.lock = threading.Lock()
 
 
-_places: dict[str, _Place] = {}
+_places: dict[str, _NamedFiles] = {}
 _places_lock = threading.Lock()
 os.register_at_fork(after_in_child=_forget_lock)

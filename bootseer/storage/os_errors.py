@@ -1,4 +1,4 @@
-"""The door for errors of the operating system: they become ours, with the path and what to do."""
+"""Mapping of errors of the operating system to Bootseer's, with the path and a hint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bootseer.errors import AlreadyExists, NotFound, PermissionDenied, StorageEr
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# A disk, a server or the kernel's memory: another try may succeed.
+# A disk, a server or the kernel's memory: a retry may succeed.
 _PASSING = {
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EREMOTEIO),
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ECONNRESET),
@@ -21,7 +21,7 @@ _PASSING = {
 
 @contextmanager
 def map_os_errors(where: str) -> Iterator[None]:
-    """Raises: StorageError for every OSError of the block. `where` is the path or the URL."""
+    """Map every OSError of the block to a StorageError. `where`: the path or the URL."""
     try:
         yield
     except OSError as error:
@@ -29,14 +29,14 @@ def map_os_errors(where: str) -> Iterator[None]:
 
 
 def to_storage_error(error: OSError, where: str) -> StorageError:
-    """What to raise for an error of the operating system."""
+    """Return the StorageError for an error of the operating system."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in _MISSING or isinstance(error, FileNotFoundError):
-        return NotFound(f"{where}: there is no such file or folder ({reason})")
+        return NotFound(f"{where}: not found ({reason})")
     if isinstance(error, FileExistsError):
-        return AlreadyExists(f"{where}: is there already")
+        return AlreadyExists(f"{where}: already exists")
     if error.errno in _REFUSED or isinstance(error, PermissionError):
-        return PermissionDenied(f"{where}: {reason}: this user may not do that there")
+        return PermissionDenied(f"{where}: {reason}: this user lacks the permission")
     if error.errno in _FULL:
         return StorageError(f"{where}: {reason}: make room there, or write elsewhere")
     if error.errno in (errno.EMFILE, errno.ENFILE):

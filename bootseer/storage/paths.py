@@ -1,6 +1,6 @@
-"""Names in a store, and URLs as people may see them. Pure.
+"""Names in a store, and URLs without secrets for messages. Pure.
 
-A path comes from a manifest or a listing, so from outside: none may lead out of the store's root.
+A path may come from a manifest or a listing, so from outside: none may lead out of the store's root.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from bootseer.errors import StorageError
 
 MAX_PATH_BYTES = 4096
 HIDDEN = "***"
+WEB_SCHEMES = ("http", "https")
+HDFS_SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs")  # their clients take undecoded names
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+SCHEMES = ("file", "memory", *WEB_SCHEMES, *HDFS_SCHEMES, "oci", *OBJECT_SCHEMES)
 
-_ADDRESS = re.compile(r"//[^/]*\[[^/]*")  # an IPv6 one, which has colons of its own
+_ADDRESS = re.compile(r"//[^/]*\[[^/]*")  # an IPv6 one, which contains colons
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)(://|::)")
 
 
 def check_path(url: str, path: str, *, is_folder: bool = False) -> str:
-    """The path itself. A folder may be "", the root.
+    """Return the path. A directory may be "", the root.
 
-    Raises: StorageError for one that is absolute, leaves the root, or has empty or foreign parts.
+    Raises: StorageError for one that is absolute, leaves the root, or has empty or invalid parts.
     """
     if path == "" and is_folder:
         return path
@@ -33,30 +37,35 @@ def check_path(url: str, path: str, *, is_folder: bool = False) -> str:
 
 
 def check_offset(url: str, path: str, offset: int) -> None:
-    """Raises: StorageError for an offset below zero."""
+    """Check an offset. Raises: StorageError for a negative one."""
     if offset < 0:
         raise StorageError(f"{url}: byte {offset} of {path!r}: no file begins below zero")
 
 
-def join(folder: str, name: str) -> str:
-    """A name in a folder, which may be the root."""
-    return f"{folder}/{name}" if folder else name
+def join(directory: str, name: str) -> str:
+    """Join a directory, which may be the root "", and a name."""
+    return f"{directory}/{name}" if directory else name
 
 
 def scheme_of(url: str) -> str:
-    """The scheme in small letters, of a chain the first; "" for a plain path."""
+    """Return the scheme in lower case, of a chain the first; "" for a plain path."""
     found = _SCHEME.match(url)
     return found[1].lower() if found else ""
 
 
+def is_web(url: str) -> bool:
+    """Return whether it is a URL of a web server, which lists no directories and takes no files."""
+    return scheme_of(url) in WEB_SCHEMES
+
+
 def is_chained(url: str) -> bool:
-    """Whether it is a chain of fsspec's, `zip://member::s3://bucket/file`."""
+    """Return whether it is a chain of fsspec, `zip://member::s3://bucket/file`."""
     return scheme_of(url) != "" and "::" in _ADDRESS.sub("", url)
 
 
 def redact(url: str) -> str:
-    """The URL without the password, and without the values of its query: they sign or name a caller."""
-    head, mark, query = url.partition("?")  # what stands behind is a secret, also where it looks like a chain
+    """Return the URL without its password and without the values of its query: they may be credentials."""
+    head, mark, query = url.partition("?")  # the query is a secret, even if it resembles a chain
     parts = head.split("::") if is_chained(url) else [head]
     return "::".join(map(_redact, [*parts[:-1], parts[-1] + mark + query]))
 
@@ -79,3 +88,13 @@ def _redact(url: str) -> str:
 
 def _shown(path: str) -> str:
     return repr(path if len(path) <= 200 else path[:200] + "...")
+
+
+def unknown_scheme_error(url: str) -> str:
+    """PURE: return the message for a URL with an unknown scheme."""
+    import difflib
+
+    scheme = scheme_of(url)
+    near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+    hint = f"did you mean {near[0]}://?" if near else f"there are {', '.join(SCHEMES)} and those of fsspec"
+    return f"{redact(url)}: no store has the scheme {scheme!r}: {hint}"

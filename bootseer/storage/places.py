@@ -1,67 +1,52 @@
-"""Whether a URL can be a place at all: for what is not there yet, to tell a first start from a typo.
+"""Checks of URLs that do not exist yet, to distinguish a first start from a typo.
 
-In: a URL that somebody has typed. Out: a line with the way out, or "" where its folder is there, or cannot be
-looked at. Object stores have no folders: there a missing bucket is an error of any listing (objects.py).
+In: a URL from the user. Out: a line with the fix, or "" where its parent directory exists or cannot be inspected.
+Object stores have no directories: there any listing reports a missing bucket (objects.py).
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 
 from bootseer import aio
-from bootseer.errors import ConfigError, NoSuchPlace, NotFound, StorageError
+from bootseer.errors import ConfigError, NoSuchLocation, NotFound, StorageError
 from bootseer.storage.open import local_path, open_at, open_store, split_url
-from bootseer.storage.paths import is_chained, redact, scheme_of
-
-SCHEMES = (
-    *("file", "memory", "http", "https", "hdfs", "viewfs", "webhdfs", "swebhdfs", "oci"),
-    *("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"),
-)
-_HDFS = ("hdfs", "viewfs", "webhdfs", "swebhdfs")
+from bootseer.storage.paths import HDFS_SCHEMES, is_chained, redact, scheme_of
 
 
-def unknown_scheme(url: str) -> str:
-    """PURE: the line for a URL whose scheme nobody knows."""
-    scheme = scheme_of(url)
-    near = difflib.get_close_matches(scheme, SCHEMES, n=1)
-    hint = f"did you mean {near[0]}://?" if near else f"there are {', '.join(SCHEMES)} and those of fsspec"
-    return f"{redact(url)}: no store has the scheme {scheme!r}: {hint}"
-
-
-async def why_misplaced(url: str) -> str:
-    """Why nothing can be at this URL, which was not found; "" where it can. Raises: ConfigError."""
+async def why_url_is_invalid(url: str) -> str:
+    """Return why a missing URL cannot exist; "" if it can. Raises: ConfigError."""
     scheme = scheme_of(url)
     if is_chained(url):
         return ""
     if scheme in ("", "file", "local"):
-        return await aio.run_apart(_why_not_local, url, local_path(url), timeout_s=30.0)
-    if scheme not in _HDFS:
+        return await aio.run_abandonable(_why_not_local, url, local_path(url), timeout_s=30.0)
+    if scheme not in HDFS_SCHEMES:
         return ""
     try:
         above = split_url(url)[0]
         store, name = open_at(above)
     except ConfigError:
-        return ""  # it is in the root
+        return ""  # its parent is the root
     try:
         await store.list(name)
     except NotFound:
         return (
-            f"{redact(url)}: its parent folder does not exist: make it (hdfs dfs -mkdir -p {redact(above)}), or"
+            f"{redact(url)}: its parent directory does not exist: make it (hdfs dfs -mkdir -p {redact(above)}), or"
             " correct the URL"
         )
     except StorageError:
-        pass  # it cannot be told
+        pass  # it cannot be determined
     finally:
         await store.aclose()
     return ""
 
 
-async def check_place(url: str) -> None:
-    """For a folder that the first who writes makes: whether it can be there.
+async def check_url(url: str) -> None:
+    """Check that a directory, which its first writer makes, can exist at a URL.
 
-    Raises: NoSuchPlace for a typo: an unknown scheme, a parent folder or a bucket that does not exist.
+    Raises: NoSuchLocation for a typo: an unknown scheme, or a missing parent directory or bucket.
     """
     store = open_store(url)
     try:
@@ -69,13 +54,13 @@ async def check_place(url: str) -> None:
             found = await store.list("")
         except StorageError as error:
             if not isinstance(error, NotFound):
-                return  # whoever uses the store says so
+                return  # later users of the store report it
             found = []
-        why = "" if found else await why_misplaced(url)
+        why = "" if found else await why_url_is_invalid(url)
     finally:
         await store.aclose()
     if why:
-        raise NoSuchPlace(why)
+        raise NoSuchLocation(why)
 
 
 def _why_not_local(url: str, path: str) -> str:
@@ -83,8 +68,8 @@ def _why_not_local(url: str, path: str) -> str:
     if os.path.exists(path) or os.path.isdir(parent):
         return ""
     if os.path.exists(parent):
-        return f"{redact(url)}: {parent} is no folder: correct the path"
+        return f"{redact(url)}: {parent} is not a directory: correct the path"
     return (
-        f"{redact(url)}: its parent folder {parent} does not exist: make it (mkdir -p {shlex.quote(parent)}), or"
+        f"{redact(url)}: its parent directory {parent} does not exist: make it (mkdir -p {shlex.quote(parent)}) or"
         " correct the path"
     )

@@ -1,8 +1,8 @@
-"""What a store is: files by path, read by range into the caller's memory, published whole or not at all.
+"""The interface of stores: files by path, read by range into the caller's memory, published whole or not at all.
 
-One implementation for each kind of place (local, memory, HTTP, HDFS, object stores, any fsspec file system); all
-pass `bootseer.testing.store_suite`. Many ranges, retries, concurrency and hedging are the business of
-`bootseer.storage.ranges`, which stands on this.
+There is one implementation for each kind of place: local, memory, HTTP, HDFS, object stores, any fsspec file
+system. All pass `bootseer.testing.store_suite`. `bootseer.storage.engine.ranges` adds parallel ranges, retries,
+concurrency and hedging.
 """
 
 from __future__ import annotations
@@ -13,106 +13,109 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Stat(NamedTuple):
-    """A file as it is now. Versions differ in `etag`: ETag; inode, mtime and size; HDFS file id and mtime."""
+    """The version of a file. Versions differ in `etag`: ETag; inode, mtime and size; HDFS file id and mtime."""
 
     size: int  # bytes
-    etag: str  # "" where the store has nothing that tells versions apart
+    etag: str  # "" where the store cannot distinguish versions
 
 
 class Entry(NamedTuple):
-    """One name in a folder."""
+    """One name in a directory."""
 
-    name: str  # without the folder
-    size: int  # bytes; 0 for folders
+    name: str  # without the directory
+    size: int  # bytes; 0 for directories
     is_folder: bool
     mtime_s: float  # since the epoch; 0.0 where unknown
 
 
 class Features(NamedTuple):
-    """What a store can do beyond the least."""
+    """Optional abilities of a store."""
 
     creates_if_absent: bool  # `publish(if_absent=True)` is one atomic step, also against other writers
     concatenates: bool  # `concat` joins files without copying their bytes
-    has_replicas: bool  # `read_into(attempt=1)` can reach the bytes another way
+    has_replicas: bool  # `read_into(attempt=1)` can use another replica or connection
 
 
 class StoreWriter(Protocol):
-    """Writes one new file from start to end. Made by `Store.create`."""
+    """A writer of one new file, from start to end. `Store.create` makes it."""
 
     async def write(self, data: memoryview | bytes) -> None:
-        """Appends; returns when `data` may be used again."""
+        """Append `data`; return when the caller may reuse its memory."""
 
 
 class Store(Protocol):
     """Paths are relative to the store's root, with `/` between names and none at the ends.
 
-    Every call ends within `timeout_s` without progress (given when the store is made) by StorageTimeout. Foreign
-    exceptions never get out: they are StorageError, IntegrityError or ConfigError, chained.
+    Every call ends with StorageTimeout after `timeout_s` without progress (given when the store is made). Stores
+    map foreign exceptions to StorageError, IntegrityError or ConfigError, chained.
     """
 
     url: str  # of the root, without secrets
     features: Features
 
     async def stat(self, path: str) -> Stat:
-        """Raises NotFound for what is missing and for folders."""
+        """Return the version of a file. Raises: NotFound for a missing file and for directories."""
 
     async def read_into(
         self, path: str, offset: int, target: memoryview, *, etag: str = "", attempt: int = 0
     ) -> None:
-        """Fills `target` (bytes, writable, contiguous) from `offset` on.
+        """Fill `target` (bytes, writable, contiguous) from `offset` on.
 
-        When it has returned, raised or been cancelled, nothing writes to `target` any more. With `etag`, bytes of
-        another version are never taken for those asked for (SourceChanged). `attempt` > 0 asks for another way to
-        the bytes: a new connection, another replica.
+        After it has returned, raised or been cancelled, nothing writes to `target`. With `etag`, bytes of another
+        version raise SourceChanged. `attempt` > 0 requests another route to the bytes: a new connection, another
+        replica.
 
-        Raises: Truncated when the file ends before; StorageError whose `read_bytes` are right in `target`.
+        Raises: Truncated when the file is shorter; StorageError with the number of valid bytes as `read_bytes`.
         """
 
-    async def list(self, folder: str) -> list[Entry]:
-        """Sorted by name. A missing folder raises NotFound where the store has folders, else it is empty."""
+    async def list(self, directory: str) -> list[Entry]:
+        """List, sorted by name. A missing directory raises NotFound; without directories it is empty."""
 
     async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
-        """Writes a small file so that readers see the old one, or the new one whole, at any moment.
+        """Write a small file atomically: readers see the old or the new file, whole.
 
-        Raises: AlreadyExists with `if_absent`, also where that is not atomic (`features`).
+        Raises: AlreadyExists with `if_absent`, even where the check is not atomic (`features`).
         """
 
     def create(
         self, path: str, *, size: int | None = None, placement: int | None = None
     ) -> AbstractAsyncContextManager[StoreWriter]:
-        """A new file, there under its name when the block ends without an error, gone when it ends with one.
+        """Create a new file. It gets its name when the block ends without an error, and is deleted otherwise.
 
-        Folders above it are made. The name must be new; nothing is overwritten. `size` in bytes, if known.
-        `placement` is any number: files with different ones begin on different servers as far as the store can.
+        The store makes parent directories. The name must be new; nothing is overwritten. `size`: in bytes, if
+        known. `placement`: any number; where possible, files with different numbers begin on different servers.
         """
 
     async def concat(self, path: str, parts: Sequence[str]) -> None:
-        """Joins `parts` (same folder, at least one) in order into the new file `path`; they are gone then."""
+        """Join `parts` (same directory, at least one) in order into the new file `path`, and remove them.
+
+        A part that cannot be removed stays: the new file is complete.
+        """
 
     async def delete(self, path: str) -> None:
-        """A file, or a folder with all that is in it; what is missing is no error."""
+        """Delete a file, or a directory with its contents; a missing path is no error."""
 
     async def aclose(self) -> None:
-        """Ends connections and threads."""
+        """Close connections and threads."""
 
     def statistics(self) -> dict[str, int]:
-        """Counts since it was made: at least `requests`, `read_bytes`, `written_bytes`, `retries`."""
+        """Return counts since the start: at least `requests`, `read_bytes`, `written_bytes`, `retries`."""
 
 
 @runtime_checkable
 class SecondHand(Protocol):
-    """A store that hands on what others gave it, unseen. Whoever verifies it says what was wrong.
+    """A store that passes on unverified data of peers. The reader that verifies it reports damage by `distrust`.
 
-    Then `read_into(attempt=1)` gives the bytes another way. From any thread.
+    The next `read_into(attempt=1)` uses another source. Thread-safe.
     """
 
     def distrust(self, path: str, offset: int, length: int) -> None:
-        """These bytes, of the last read of them, are not what they should be."""
+        """Report that these bytes, as they were last read, are wrong."""
 
 
 @runtime_checkable
 class HasPeers(Protocol):
-    """A store that asks other nodes first (bootseer.peers)."""
+    """A store that requests data from other nodes first (bootseer.peers)."""
 
     async def meet(self, size_bytes: int, is_over: Callable[[], bool] = ...) -> None:
-        """Before so much is read: waits a moment for them, unless it is over."""
+        """Before a read of `size_bytes`, wait briefly for peers, unless `is_over()`."""

@@ -1,4 +1,4 @@
-"""The half of `Store` that places have which are only read: every way of writing is one error."""
+"""The writing half of `Store` for read-only stores: every method raises one error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bootseer.errors import StorageError
 from bootseer.storage.protocol import Stat, StoreWriter
 
 
-class ReadOnly:
-    """`why_read_only`: what is the matter and what to do instead, after the name of the file."""
+class ReadOnlyStore:
+    """A base of read-only stores. `why_read_only`: the reason and the fix, for messages after the file's name."""
 
     url: str
     why_read_only: str

@@ -1,8 +1,8 @@
-"""Small files that are written before it is known whether they will be published, and then take one short step.
+"""Small files that are written before the decision to publish them; publishing is then one short step.
 
-On HDFS writing a few bytes takes half a second, as the NameNode hears of a block later than the writer and the
-client asks again only then; the rename that publishes them takes milliseconds. Stores whose `publish` is quick
-anyway have nothing to gain: there the bytes are kept until then.
+On HDFS, writing a few bytes takes half a second: the NameNode learns of a block after the writer, and the client
+polls only then. The rename that publishes the file takes milliseconds. Where `publish` is fast anyway, the bytes
+are kept in memory until then.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from bootseer.errors import StorageError
 from bootseer.storage.protocol import Store
 
 
-class Stored(Protocol):
-    """A file that is stored and that nobody sees yet. It is published once, or discarded."""
+class StoredFile(Protocol):
+    """A stored file that is not visible yet. It is published once, or discarded."""
 
     async def publish(self, *, if_absent: bool = False) -> None:
-        """As `Store.publish`. After an error it is used up: whether it came through is not always known."""
+        """Publish as `Store.publish`. After an error it is used up, as the result may be unknown."""
 
     async def discard(self) -> None:
-        """Takes it away unless it is published; never fails."""
+        """Delete it unless it is published; never fails."""
 
 
 @runtime_checkable
-class Stages(Protocol):
-    """A store that can write beforehand."""
+class StagingStore(Protocol):
+    """A store that can write a file before publishing it."""
 
-    async def stage(self, path: str, data: bytes, *, folder: str) -> Stored | None:
-        """Writes what will be `path`, for now under a hidden name in `folder`; None where that gains nothing."""
+    async def stage(self, path: str, data: bytes, *, folder: str) -> StoredFile | None:
+        """Write the future `path` under a hidden name in `folder`; None where that saves nothing."""
 
 
 class Staged:
-    """Made by `stage`."""
+    """A file made by `stage`."""
 
-    def __init__(self, store: Store, path: str, data: bytes, stored: Stored | None = None) -> None:
+    def __init__(self, store: Store, path: str, data: bytes, stored: StoredFile | None = None) -> None:
         self._store = store
         self._path = path
         self._data = data
         self._stored = stored
 
     async def publish(self, *, if_absent: bool = False) -> None:
-        """As `Store.publish`; also again after an error, then by writing it anew."""
+        """Publish as `Store.publish`; may be called again after an error, and then writes anew."""
         stored, self._stored = self._stored, None
         if stored is None:
             await self._store.publish(self._path, self._data, if_absent=if_absent)
@@ -52,16 +52,16 @@ class Staged:
             await stored.publish(if_absent=if_absent)
 
     async def discard(self) -> None:
-        """Takes away what was not published; never fails."""
+        """Delete an unpublished file; never fails."""
         stored, self._stored = self._stored, None
         if stored is not None:
             await stored.discard()
 
 
 async def stage(store: Store, path: str, data: bytes, *, folder: str) -> Staged:
-    """Writes beforehand what will be `path`, below `folder` until then; trouble is left to the publishing."""
+    """Write the future `path` beforehand, below `folder` until then; `publish` handles failures."""
     stored = None
-    if isinstance(store, Stages):
+    if isinstance(store, StagingStore):
         try:
             stored = await store.stage(path, data, folder=folder)
         except StorageError:
@@ -71,7 +71,7 @@ async def stage(store: Store, path: str, data: bytes, *, folder: str) -> Staged:
 
 @asynccontextmanager
 async def staged(store: Store, files: Sequence[tuple[str, bytes]], *, folder: str) -> AsyncIterator[list[Staged]]:
-    """Stages several files (path, data) at once; what is not published when the block ends is taken away."""
+    """Stage several files (path, data) at once; discard the unpublished ones at the end of the block."""
     made: list[Staged] = []
 
     async def make(file: tuple[str, bytes]) -> Staged:

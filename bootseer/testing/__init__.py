@@ -1,1 +1,1 @@
-"""Fakes, suites and servers for tests of Bootseer and of what is built on it."""
+"""Fakes, suites and servers for tests of Bootseer and of software built on it."""

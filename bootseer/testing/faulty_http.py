@@ -1,7 +1,7 @@
-"""A real HTTP server on the loopback that serves ranges, counts what it serves, and fails where a test says.
+"""A real HTTP server on the loopback that serves ranges, counts bytes, and fails as a test plans.
 
-What it gets wrong is what servers and proxies get wrong. A `HttpFault` says which requests it hits; the first one
-that fits a request takes effect. Connections are kept alive; each has a thread, and all are gone after `close`.
+Its faults are those of real servers and proxies. A `HttpFault` describes the requests that it matches; the first
+match takes effect. Connections are kept alive; each has a thread, and all end with `close`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class HttpKind(Enum):
-    """What happens to a request; a body is right up to `keep_bytes` before it does."""
+    """The fault of a request; a body is correct up to `keep_bytes`."""
 
     STATUS = "status"  # `status` instead of an answer, with Retry-After if `retry_after_s` is given
     SILENCE = "silence"  # no answer, the connection stays open
@@ -36,14 +36,14 @@ class HttpKind(Enum):
     SLOW = "slow"  # the answer begins after `delay_s`
     HELD = "held"  # the answer begins when `let_go` is set
     FULL = "full"  # Range is ignored: 200 and the whole file
-    OTHER_RANGE = "other_range"  # 206 with the bytes one further on, said so in Content-Range
-    LESS = "less"  # 206 with `keep_bytes` only, said so in Content-Range and Content-Length
+    OTHER_RANGE = "other_range"  # 206 with the bytes one further on, declared in Content-Range
+    LESS = "less"  # 206 with `keep_bytes` only, declared in Content-Range and Content-Length
     LYING_RANGE = "lying_range"  # no Content-Range in a 206
-    CHANGED = "changed"  # the file has another ETag, from this request on
-    WRONG = "wrong"  # the byte after those kept is another one
+    CHANGED = "changed"  # the file has a new ETag, from this request on
+    WRONG = "wrong"  # the byte after the kept ones is wrong
 
 
-# Their bodies come as announced.
+# Faults whose bodies have the declared length.
 _WHOLE = {
     HttpKind.SLOW,
     HttpKind.HELD,
@@ -56,14 +56,14 @@ _WHOLE = {
 
 
 class HttpFault(NamedTuple):
-    """One thing that goes wrong."""
+    """One planned fault."""
 
     kind: HttpKind
-    path: str = "*"  # as in a shell, without the slash in front
+    path: str = "*"  # a shell pattern, without the leading slash
     method: str = "GET"
-    first: int = 0  # a request is hit if it asks for one of these bytes
+    first: int = 0  # matches a request for one of these bytes
     last: int | None = None
-    requests: Container[int] | None = None  # which of those that fit otherwise, from 0; None: all
+    requests: Container[int] | None = None  # numbers of the otherwise matching ones, from 0; None: all
     keep_bytes: int = 0
     status: int = 503
     retry_after_s: int | None = None
@@ -72,7 +72,7 @@ class HttpFault(NamedTuple):
 
 
 class HttpRequest(NamedTuple):
-    """One request that came."""
+    """One received request."""
 
     method: str
     path: str
@@ -83,9 +83,9 @@ class HttpRequest(NamedTuple):
 
 
 class FaultyHttpServer:
-    """Serves `files` (name to content) at `url`/name: GET with ranges and If-Match, and HEAD.
+    """A server of `files` (name to content) at `url`/name: GET with ranges and If-Match, and HEAD.
 
-    `served_bytes` counts body bytes that were handed to the network, by name. `rate` limits each answer's bytes/s.
+    `served_bytes` counts body bytes passed to the network, by name. `rate` limits each answer's bytes/s.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class FaultyHttpServer:
         self.rate = rate
         self.requests: list[HttpRequest] = []
         self.served_bytes: Counter[str] = Counter()
-        self.connections = 0  # ever
+        self.connections = 0  # in total
         self.closing = threading.Event()
         self.let_go = threading.Event()
         self._lock = threading.Lock()
@@ -121,26 +121,26 @@ class FaultyHttpServer:
         return f"{self.url}/{quote(name)}"
 
     def etag_of(self, name: str) -> str:
-        """The strong ETag of a file as it is now; `change` gives it another one."""
+        """Return the current strong ETag of a file; `change` changes it."""
         return f'"{len(self.files[name])}-{self._versions[name]}"'
 
     def count(self, method: str = "GET", path: str = "*") -> int:
-        """How many requests came."""
+        """Return the number of received requests."""
         with self._lock:
             return sum(each.method == method and fnmatchcase(each.path, path) for each in self.requests)
 
     def drop_connections(self) -> None:
-        """Closes all connections, as a server does that is restarted."""
+        """Close all connections, as at a server's restart."""
         with self._lock:
             sockets = list(self._sockets)
         for each in sockets:
             try:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # the client was faster
+                pass  # the client has closed it already
 
     def close(self) -> None:
-        """Ends all, also answers that stall; once is enough."""
+        """End all connections, including stalled answers; call it once."""
         if self.closing.is_set():
             return
         self.closing.set()
@@ -171,7 +171,7 @@ class FaultyHttpServer:
             self._sockets.discard(connection)
 
     def find(self, request: HttpRequest) -> HttpFault | None:
-        """Notes the request; the fault that hits it."""
+        """Record the request and return the fault that matches it."""
         with self._lock:
             self.requests.append(request)
             for fault in self.plan:
@@ -184,7 +184,7 @@ class FaultyHttpServer:
             return None
 
     def change(self, name: str) -> None:
-        """The file has another ETag from now on."""
+        """Change the ETag of a file."""
         with self._lock:
             self._versions[name] += 1
 
@@ -211,7 +211,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that have disconnected."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -224,7 +224,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.owner = self.server.owner
         self.number = self.owner.connect(self.connection)
         if self.owner.closing.is_set():
-            self.connection.shutdown(socket.SHUT_RDWR)  # it came in the last moment
+            self.connection.shutdown(socket.SHUT_RDWR)  # it arrived during `close`
 
     def finish(self) -> None:
         self.owner.disconnect(self.connection)
@@ -354,11 +354,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             part = body[place : place + _SEND_BYTES]
             if rate is not None and self.owner.closing.wait(len(part) / rate):
                 raise ConnectionAbortedError("the server is closing")
-            self.owner.add_served(name, len(part))  # before the client can have it
+            self.owner.add_served(name, len(part))  # before the client can receive it
             self.connection.sendall(part)
 
     def _hang(self) -> None:
-        """Until the client or the server ends it."""
+        """Wait until the client or the server ends the connection."""
         self.close_connection = True
         self.connection.settimeout(0.05)
         while not self.owner.closing.is_set():
@@ -371,6 +371,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
 
     def _reset(self) -> None:
-        # Closing with a linger time of 0 sends a reset; the file objects hold the socket open till then.
+        # Closing with a linger time of 0 sends a reset; the file objects hold the socket open until then.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.close(self.connection.detach())

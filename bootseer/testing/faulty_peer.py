@@ -1,4 +1,4 @@
-"""Peers that do what peers of a job should not: a real server that lies, hangs, stalls, drips, or breaks off.
+"""Faulty peers: a real server that sends wrong data, hangs, stalls, drips, or breaks off.
 
 Run as `python -m bootseer.testing.faulty_peer FAULT FILE [options of bootseer.peers.serve]`.
 """
@@ -12,24 +12,24 @@ from enum import Enum
 
 from bootseer.peers import serve
 from bootseer.peers.server import Connection, PeerServer
-from bootseer.peers.spool import Kept
+from bootseer.peers.spool import SpooledSpan
 
 DRIP_BYTES, DRIP_S = 1000, 0.02
 
 
 class PeerFault(Enum):
-    """What a peer does wrong, each time."""
+    """The fault of a peer, in each answer."""
 
     NONE = "none"
-    LIES = "lies"  # one bit of each slice is another one
-    SILENT = "silent"  # takes connections and says nothing
-    STALLS = "stalls"  # the head of the answer comes, the bytes do not
+    LIES = "lies"  # one bit of each slice is wrong
+    SILENT = "silent"  # accepts connections and sends nothing
+    STALLS = "stalls"  # sends the head of the answer, but no bytes
     DRIPS = "drips"  # 50 kB/s
     BREAKS = "breaks"  # the connection ends after half of a slice
 
 
 class FaultyPeer(PeerServer):
-    """`fault` can be changed at any time."""
+    """A server with `fault`, which can be changed at any time."""
 
     fault = PeerFault.NONE
 
@@ -38,7 +38,7 @@ class FaultyPeer(PeerServer):
             await asyncio.Event().wait()
         await super()._connected(connection)
 
-    async def _send_slice(self, connection: Connection, kept: Kept, at: int, count: int) -> None:
+    async def _send_slice(self, connection: Connection, kept: SpooledSpan, at: int, count: int) -> None:
         if self.fault is PeerFault.NONE:
             await super()._send_slice(connection, kept, at, count)
             return
@@ -60,7 +60,7 @@ class FaultyPeer(PeerServer):
 
 
 def main(argv: list[str]) -> int:
-    """The exit status."""
+    """Run a faulty peer and return the exit status."""
     kind = type("Faulty", (FaultyPeer,), {"fault": PeerFault(argv[0])})
     return serve.main(argv[1:], kind)
 

@@ -1,8 +1,8 @@
-"""A store that fails on purpose: errors, delays, hangs, short reads, wrong bytes, changed files, as a test says.
+"""A store that fails as a test plans: errors, delays, hangs, short reads, wrong bytes, changed files.
 
-Wraps any `Store`. A `Fault` says which calls it hits: by operation, path, bytes, way (attempt) and number; the
-first one that fits a call takes effect. All calls are listed in `calls`. A read that ends by an error or is
-cancelled leaves rubbish where nothing right is, and two reads at once with memory in common fail the test.
+It wraps any `Store`. A `Fault` matches calls by operation, path, bytes, attempt and number; the first match takes
+effect. `calls` lists all calls. A failed or cancelled read leaves garbage after its correct bytes. Two concurrent
+reads with overlapping memory fail the test.
 """
 
 from __future__ import annotations
@@ -22,35 +22,33 @@ RUBBISH = b"\xa5"
 
 
 class Kind(Enum):
-    """What happens to a call; a read has got `keep_bytes` right before it does."""
+    """The fault of a call; a read gets `keep_bytes` correct bytes first."""
 
     ERROR = "error"  # instead of the call
     LOST = "lost"  # the call is done, its answer is an error
-    DELAY = "delay"  # it goes on after `delay_s`
-    STALL = "stall"  # it never ends but by being cancelled
-    WRONG = "wrong"  # the byte after those kept is another one, nobody says so
-    CHANGED = (
-        "changed"  # another version: another etag by stat, SourceChanged for a read that names one, other bytes
-    )
+    DELAY = "delay"  # it continues after `delay_s`
+    STALL = "stall"  # it ends only if it is cancelled
+    WRONG = "wrong"  # the byte after the kept ones is wrong, without an error
+    CHANGED = "changed"  # a new version: a new etag by stat, SourceChanged for a read that names one, other bytes
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong."""
+    """One planned fault."""
 
     kind: Kind
     operation: str = "read_into"  # a method of Store, or "write" (and "close": the end of the block) of its writer
-    path: str = "*"  # as in a shell
-    first: int = 0  # a read is hit if it touches one of these bytes
+    path: str = "*"  # a shell pattern
+    first: int = 0  # matches a read that includes one of these bytes
     last: int | None = None
-    calls: Container[int] | None = None  # which of the calls that fit otherwise, from 0; None: all
-    attempts: Container[int] | None = None  # ways of read_into; None: all
+    calls: Container[int] | None = None  # numbers of the otherwise matching calls, from 0; None: all
+    attempts: Container[int] | None = None  # attempts of read_into; None: all
     keep_bytes: int = 0
     delay_s: float = 0.0
     error: Callable[[str], BootseerError] = Unavailable
 
 
 class Call(NamedTuple):
-    """One call that the store got."""
+    """One received call."""
 
     operation: str
     path: str
@@ -62,7 +60,7 @@ class Call(NamedTuple):
 class FaultyStore:
     """`inner` with the faults of `plan`, which may be changed at any time.
 
-    A cancelled read goes on for `cancel_s`, and writes, as a thread would do that cannot be stopped at once.
+    A cancelled read continues for `cancel_s`, and writes, as in a thread that cannot be stopped at once.
     """
 
     def __init__(self, inner: Store, plan: Sequence[Fault] = (), *, cancel_s: float = 0.0) -> None:
@@ -72,19 +70,19 @@ class FaultyStore:
         self.features: Features = inner.features
         self.plan = list(plan)
         self.calls: list[Call] = []
-        self.under_way = 0  # reads at this moment
-        self.most_under_way = 0
+        self.under_way = 0  # current reads
+        self.max_under_way = 0
         self._memory: set[tuple[int, int]] = set()  # addresses that reads write to
         self._hits: dict[int, tuple[Fault, int]] = {}  # by identity: the same fault may be planned twice
 
     def count(self, operation: str, path: str = "*") -> int:
-        """How many calls there were."""
+        """Return the number of calls."""
         return sum(call.operation == operation and fnmatchcase(call.path, path) for call in self.calls)
 
     # ---- the store -----------------------------------------------------------------------------------------
 
     async def stat(self, path: str) -> Stat:
-        fault = await self._meet(Call("stat", path))
+        fault = await self._begin_fault(Call("stat", path))
         found = await self.inner.stat(path)
         if fault is not None and fault.kind is Kind.CHANGED:
             return Stat(found.size, found.etag + "-changed")
@@ -101,7 +99,7 @@ class FaultyStore:
         )
         self._memory.add(memory)
         self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.max_under_way = max(self.max_under_way, self.under_way)
         try:
             await self._read_into(call, target, etag)
         except BaseException as error:
@@ -124,7 +122,7 @@ class FaultyStore:
             if kept:
                 await self._pass(call, 0, target[:kept], etag)
             try:
-                await self._suffer(fault, call)
+                await self._apply(fault, call)
             except StorageError as error:
                 error.read_bytes = kept
                 raise
@@ -137,14 +135,14 @@ class FaultyStore:
     async def _pass(self, call: Call, begin: int, target: memoryview, etag: str) -> None:
         await self.inner.read_into(call.path, call.offset + begin, target, etag=etag, attempt=call.attempt)
 
-    async def list(self, folder: str) -> list[Entry]:
-        fault = await self._meet(Call("list", folder))
-        found = await self.inner.list(folder)
-        self._lose(fault, "list", folder)
+    async def list(self, directory: str) -> list[Entry]:
+        fault = await self._begin_fault(Call("list", directory))
+        found = await self.inner.list(directory)
+        self._lose(fault, "list", directory)
         return found
 
     async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
-        fault = await self._meet(Call("publish", path, length=len(data)))
+        fault = await self._begin_fault(Call("publish", path, length=len(data)))
         done = await self.inner.publish(path, data, if_absent=if_absent)
         self._lose(fault, "publish", path)
         return done
@@ -156,20 +154,20 @@ class FaultyStore:
 
     @asynccontextmanager
     async def _create(self, path: str, size: int | None, placement: int | None) -> AsyncIterator[StoreWriter]:
-        fault = await self._meet(Call("create", path))
+        fault = await self._begin_fault(Call("create", path))
         async with self.inner.create(path, size=size, placement=placement) as writer:
             self._lose(fault, "create", path)
             yield _FaultyWriter(self, path, writer)
-            fault = await self._meet(Call("close", path))
+            fault = await self._begin_fault(Call("close", path))
         self._lose(fault, "close", path)
 
     async def concat(self, path: str, parts: Sequence[str]) -> None:
-        fault = await self._meet(Call("concat", path))
+        fault = await self._begin_fault(Call("concat", path))
         await self.inner.concat(path, parts)
         self._lose(fault, "concat", path)
 
     async def delete(self, path: str) -> None:
-        fault = await self._meet(Call("delete", path))
+        fault = await self._begin_fault(Call("delete", path))
         await self.inner.delete(path)
         self._lose(fault, "delete", path)
 
@@ -192,14 +190,14 @@ class FaultyStore:
                 return fault
         return None
 
-    async def _meet(self, call: Call) -> Fault | None:
-        """The fault that hits the call, after what comes before the call."""
+    async def _begin_fault(self, call: Call) -> Fault | None:
+        """Return the fault that matches the call, after its effects before the call."""
         fault = self._find(call)
         if fault is not None:
-            await self._suffer(fault, call)
+            await self._apply(fault, call)
         return fault
 
-    async def _suffer(self, fault: Fault, call: Call) -> None:
+    async def _apply(self, fault: Fault, call: Call) -> None:
         if fault.kind is Kind.ERROR:
             raise fault.error(f"{call.operation} {call.path} at {call.offset} fails (by plan)")
         if fault.kind is Kind.DELAY:
@@ -225,7 +223,7 @@ class _FaultyWriter:
             kept = min(fault.keep_bytes, len(data))
             if kept:
                 await self._inner.write(data[:kept])
-            await self._store._suffer(fault, call)
+            await self._store._apply(fault, call)
             data = data[kept:]
         await self._inner.write(data)
         self._store._lose(fault, "write", self._path)

@@ -1,8 +1,8 @@
 """A real HDFS on this machine for tests and benches: one NameNode, some DataNodes, each a Java process.
 
 `with MiniHdfs(folder) as hdfs:` gives `hdfs.url` (hdfs://...) and `hdfs.web_url` (webhdfs://...). DataNodes can be
-killed, frozen, slowed, restarted, have blocks corrupted, or hang behind links of a set rate. Needs a JDK; the
-jars come by minihdfs_jars. Everything is gone at the end, also when the program that started it is killed.
+killed, frozen, slowed, restarted, have blocks corrupted, or be placed behind links of a set rate. It needs a JDK;
+minihdfs_jars fetches the jars. All processes end with the program that started them, even if it is killed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class MiniHdfs:
     """A cluster in `folder`; a context manager.
 
     Args:
-        stale_s: without a heartbeat for so long a DataNode is given to clients last. The default is HDFS's own.
+        stale_s: time without a heartbeat after which a DataNode is listed last. The default is HDFS's own.
         rate_mbit: one rate for all, or one for each DataNode: links capped in both directions (needs root).
-            Programs reach such a cluster only when they are started with `client_prefix` before their command.
+            Programs reach such a cluster only if `client_prefix` precedes their command.
         options: any other key of hdfs-site.xml.
     """
 
@@ -60,8 +60,8 @@ class MiniHdfs:
         rate_mbit: float | Sequence[float] | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        self._folder = os.path.abspath(folder)
-        self._tmp = os.path.join(self._folder, "tmp")
+        self._directory = os.path.abspath(folder)
+        self._tmp = os.path.join(self._directory, "tmp")
         self._count = datanodes
         self._kit = minihdfs_jars.fetch_kit()
         self._rates = rate_mbit
@@ -102,16 +102,16 @@ class MiniHdfs:
 
     @property
     def client_prefix(self) -> list[str]:
-        """What stands before the command of a program that is to reach a capped cluster."""
+        """Return the command prefix of programs that connect to a capped cluster."""
         return self._made_net().prefix(0)
 
     @property
     def conf_folder(self) -> str:
-        """For HADOOP_CONF_DIR."""
-        return os.path.join(self._folder, "conf")
+        """Return the directory for HADOOP_CONF_DIR."""
+        return os.path.join(self._directory, "conf")
 
     def start(self) -> None:
-        """An empty file system; returns when all DataNodes are there."""
+        """Start an empty file system; return when all DataNodes have registered."""
         self._net = net = CappedLinks(self._rate_of_each()) if self._rates is not None else Loopback()
         host = net.address(0)
         rpc_port, self._web_port = _free_ports(net, host, 2)
@@ -122,16 +122,16 @@ class MiniHdfs:
         namenode = [*net.prefix(0), *java, minihdfs_jars.NAMENODE, "-conf", conf]
         for number in range(self._count):
             self.datanodes.append(self._make_datanode(number, net, conf))
-            self.datanodes[-1].start()  # they try again until there is a NameNode
-        shutil.copytree(self._kit.formatted, os.path.join(self._folder, "name"))
+            self.datanodes[-1].start()  # they retry until there is a NameNode
+        shutil.copytree(self._kit.formatted, os.path.join(self._directory, "name"))
         self._namenode = Server(
-            self._starter, "the NameNode", namenode, os.path.join(self._folder, "namenode.log")
+            self._starter, "the NameNode", namenode, os.path.join(self._directory, "namenode.log")
         )
         self._namenode.start()
         self._wait_ready(dict.fromkeys(self.datanodes, 0))
 
     def stop(self) -> None:
-        """Ends all processes at once and takes the network down."""
+        """End all processes at once and remove the network."""
         for node in self.datanodes:
             node.kill()
         if self._namenode is not None:
@@ -141,41 +141,41 @@ class MiniHdfs:
             self._net.close()
 
     def restart(self, node: DataNode) -> None:
-        """Kills a DataNode if it runs and starts it; returns when the NameNode knows its blocks again."""
+        """Restart a DataNode, or start it; return when the NameNode knows its blocks again."""
         node.kill()
         reported = self._reports(node)
         node.start()
         self._wait_ready({node: reported})
 
     def restart_namenode(self) -> None:
-        """Kills and starts it; returns when it serves again. What was written is still there."""
+        """Restart the NameNode; return when it serves again. All files are preserved."""
         self.kill_namenode()
         self.start_namenode()
 
     def start_namenode(self) -> None:
-        """After `kill_namenode`; returns when it serves."""
+        """Start the NameNode after `kill_namenode`; return when it serves."""
         reported = {node: self._reports(node) for node in self.datanodes if node.is_running()}
         self._started_namenode().start()
         self._wait_ready(reported)
 
     def kill_namenode(self) -> None:
-        """As kill -9 does."""
+        """Kill the NameNode as kill -9 does."""
         self._started_namenode().kill()
 
     def freeze_namenode(self) -> None:
-        """It holds its connections and answers nothing until `thaw_namenode`."""
+        """Freeze the NameNode: it holds its connections and answers nothing until `thaw_namenode`."""
         self._started_namenode().freeze()
 
     def thaw_namenode(self) -> None:
         self._started_namenode().thaw()
 
     def jmx(self, bean: str) -> dict[str, Any]:
-        """A bean of the NameNode."""
+        """Return a bean of the NameNode."""
         net = self._made_net()
         return read_bean(net, net.address(0), self._web_port, bean)
 
     def blocks(self, path: str) -> list[Block]:
-        """The blocks of a file and where they lie; `path` from the root of the file system."""
+        """Return the blocks of a file and their locations; `path` from the root of the file system."""
         net = self._made_net()
         query = f"/webhdfs/v1/{quote(path.strip('/'))}?op=GET_BLOCK_LOCATIONS&user.name={_user()}"
         answer = get_json(net, net.address(0), self._web_port, query)
@@ -192,7 +192,7 @@ class MiniHdfs:
         ]
 
     def corrupt(self, path: str, *, block: int = 0, replicas: int = 1, offset: int = 0) -> list[DataNode]:
-        """Flips a byte on disk in so many replicas of a block; gives the DataNodes whose disk it was."""
+        """Flip a byte on disk in `replicas` replicas of a block; return the affected DataNodes."""
         damaged: list[DataNode] = []
         for node in self.datanodes:
             file_path = node.block_file(self.blocks(path)[block])
@@ -206,11 +206,11 @@ class MiniHdfs:
         return damaged
 
     def _reports(self, node: DataNode) -> int:
-        """How often the NameNode was told the blocks of this DataNode."""
+        """Count the block reports that the NameNode has received from this DataNode."""
         return self._started_namenode().count_lines("BLOCK* processReport: from storage", f"({node.address}:")
 
     def _wait_ready(self, reported: Mapping[DataNode, int]) -> None:
-        """Until the NameNode serves and each of these DataNodes has told its blocks once more."""
+        """Wait until the NameNode serves and each of these DataNodes has reported its blocks again."""
 
         def is_ready() -> bool:
             namenode = self._started_namenode()
@@ -232,21 +232,21 @@ class MiniHdfs:
         host, name = number + 1, f"datanode{number}"
         address = net.address(host)
         data_port, ipc_port, web_port = _free_ports(net, address, 3)
-        folder = os.path.join(self._folder, name)
+        directory = os.path.join(self._directory, name)
         settings = {
-            "dfs.datanode.data.dir": f"file://{folder}",
+            "dfs.datanode.data.dir": f"file://{directory}",
             "dfs.datanode.address": f"{address}:{data_port}",
             "dfs.datanode.ipc.address": f"{address}:{ipc_port}",
             "dfs.datanode.http.address": f"{address}:{web_port}",
-            "dfs.datanode.hostname": address,  # redirects name it
+            "dfs.datanode.hostname": address,  # used in redirects
             "hadoop.rpc.socket.factory.class.default": minihdfs_jars.SOCKET_FACTORY,
         }
         flags = [flag for key, value in settings.items() for flag in ("-D", f"{key}={value}")]
         java = [*_JAVA, f"-Djava.io.tmpdir={self._tmp}", f"-Dbootseer.address={address}"]
         java += ["-cp", ":".join(self._kit.jars)]
         argv = [*net.prefix(host), *java, _DATANODE, "-conf", conf, *flags]
-        server = Server(self._starter, name, argv, os.path.join(self._folder, f"{name}.log"))
-        return DataNode(number, net, server, address, web_port, folder)
+        server = Server(self._starter, name, argv, os.path.join(self._directory, f"{name}.log"))
+        return DataNode(number, net, server, address, web_port, directory)
 
     def _write_conf(self, rpc_port: int) -> str:
         host = self._made_net().address(0)
@@ -254,7 +254,7 @@ class MiniHdfs:
         settings = {
             "dfs.namenode.rpc-address": f"{host}:{rpc_port}",
             "dfs.namenode.http-address": f"{host}:{self._web_port}",
-            "dfs.namenode.name.dir": f"file://{self._folder}/name",
+            "dfs.namenode.name.dir": f"file://{self._directory}/name",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.webhdfs.enabled": "true",
             "dfs.namenode.fs-limits.min-block-size": "1024",  # small blocks in tests
@@ -305,7 +305,7 @@ def _user() -> str:
 
 
 def _free_ports(net: Net, address: str, count: int) -> list[int]:
-    """Ports that can be bound there, below those that the kernel gives to connections in the meantime."""
+    """Return ports that can be bound there, below the kernel's ephemeral ports."""
     if isinstance(net, CappedLinks):
         return [9800 + number for number in range(count)]  # the namespace is empty
     found: list[int] = []

@@ -1,9 +1,9 @@
-"""The jars that a real HDFS needs, fetched once with pip and apt, checked by sum and kept in the user's cache.
+"""The jars of a real HDFS, fetched once with pip and apt, verified by checksum and kept in the user's cache.
 
-`fetch_kit()` gives the class path. Hadoop 2.7.3 comes from the sdist of pyspark 2.4.8, the last one that carries
-the classes of a NameNode; what its WebHDFS needs besides (jersey 1, asm) comes from Debian. Two small jars are
-made here: empty web applications that the NameNode insists on, and a socket factory (javac) with which each
-DataNode of one machine has an address of its own.
+`fetch_kit()` returns the class path. Hadoop 2.7.3 comes from the sdist of pyspark 2.4.8, the last one with the
+classes of a NameNode. Its WebHDFS also needs jersey 1 and asm, from Debian. Two small jars are built here: empty
+web applications, which the NameNode requires, and a socket factory (javac), which gives each DataNode of one
+machine its own address.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bootseer.errors import ConfigError
 
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 SDIST = "pyspark==2.4.8"
-FETCH_LIMIT_S = 300.0  # 220 MB of sdist; 15 to 25 s on a good line
-# Needed to build the sdist's metadata, which pip does even to download it.
+FETCH_LIMIT_S = 300.0  # 220 MB of sdist; 15 to 25 s on a fast connection
+# Needed to build the sdist's metadata, which pip does even for a download.
 BUILD_TOOLS = ("setuptools<70", "wheel")
 
-# Jar -> SHA-256, all in the sdist's folder deps/jars.
+# Jar -> SHA-256, all in the sdist's directory deps/jars.
 PYSPARK_JARS: Mapping[str, str] = {
     "activation-1.1.1.jar": "ae475120e9fcd99b4b00b38329bd61cdc5eb754eee03fe66c01f50e137724f99",
     "commons-cli-1.2.jar": "e7cd8951956d349b568b7ccfd4f5b2529a8c113e67c32b028f52ffda371259d9",
@@ -129,7 +129,7 @@ _METRICS = "*.period=1\n"  # seconds: how often a server renews the counts that 
 
 
 def why_not() -> str:
-    """Why a real HDFS cannot be run here, "" when it can. Looks for programs only."""
+    """Return why a real HDFS cannot run here, "" if it can. It only searches for programs."""
     for program, package in (("java", "openjdk-17-jre-headless"), ("javac", "openjdk-17-jdk-headless")):
         if shutil.which(program) is None:
             return f"{program} is not installed (Debian: apt-get install {package})"
@@ -137,26 +137,26 @@ def why_not() -> str:
 
 
 class Kit(NamedTuple):
-    """What a cluster is started from."""
+    """The files from which a cluster is started."""
 
     jars: list[str]
-    formatted: str  # the name folder of an empty file system, to be copied: making one costs a Java start
+    formatted: str  # the name directory of an empty file system, to copy: creating one takes a Java start
 
 
 def fetch_kit() -> Kit:
-    """From the cache or, the first time, from PyPI and Debian.
+    """Return the kit from the cache or, the first time, from PyPI and Debian.
 
-    Raises: ConfigError naming what is missing or what failed.
+    Raises: ConfigError with the missing program or the failure.
     """
     if reason := why_not():
         raise ConfigError(f"no HDFS can be started: {reason}")
-    folder = os.path.join(_cache_folder(), "minihdfs")
-    os.makedirs(folder, exist_ok=True)
-    wanted = os.path.join(folder, _recipe_digest())
-    with open(os.path.join(folder, "lock"), "wb") as lock:
+    directory = os.path.join(_cache_directory(), "minihdfs")
+    os.makedirs(directory, exist_ok=True)
+    wanted = os.path.join(directory, _recipe_digest())
+    with open(os.path.join(directory, "lock"), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second test run waits for the first one's download
         if not os.path.isdir(wanted):
-            with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as made:
+            with tempfile.TemporaryDirectory(dir=directory, prefix="new-") as made:
                 kit = os.path.join(made, "kit")
                 jars = os.path.join(kit, "jars")
                 os.makedirs(jars)
@@ -173,7 +173,7 @@ def _list_jars(kit: str) -> list[str]:
     return sorted(os.path.join(kit, "jars", name) for name in os.listdir(os.path.join(kit, "jars")))
 
 
-def _cache_folder() -> str:
+def _cache_directory() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bootseer")
 
 
@@ -215,19 +215,19 @@ def _take_from_pypi(jars: str, work: str) -> None:
 
 
 def _take_from_debian(jars: str, work: str) -> None:
-    folder = os.path.join(work, "debian")
-    os.mkdir(folder)
+    directory = os.path.join(work, "debian")
+    os.mkdir(directory)
     packages = sorted({package for package, _ in DEBIAN_JARS.values()})
     _run(
         ["apt-get", "download", "-qq", *packages],
         f"apt-get could not download {', '.join(packages)} (as root, apt-get update makes its lists new)",
-        cwd=folder,
+        cwd=directory,
     )
-    for name in sorted(os.listdir(folder)):
-        _run(["dpkg-deb", "-x", name, "files"], f"dpkg-deb could not unpack {name}", cwd=folder)
+    for name in sorted(os.listdir(directory)):
+        _run(["dpkg-deb", "-x", name, "files"], f"dpkg-deb could not unpack {name}", cwd=directory)
     for jar, (package, digest) in DEBIAN_JARS.items():
         try:
-            shutil.copyfile(os.path.join(folder, "files/usr/share/java", jar), os.path.join(jars, jar))
+            shutil.copyfile(os.path.join(directory, "files/usr/share/java", jar), os.path.join(jars, jar))
         except OSError as error:
             raise ConfigError(f"no HDFS can be started: Debian's {package} has no {jar} ({error})") from error
         _check(os.path.join(jars, jar), digest, f"Debian's {package}")
@@ -246,9 +246,9 @@ def _check(path: str, digest: str, origin: str) -> None:
 
 def _make_resources(path: str) -> None:
     with zipfile.ZipFile(path, "w") as jar:
-        # Folders must be entries of their own: jetty looks them up by name.
-        for folder in ("webapps", "webapps/hdfs", "webapps/datanode", "webapps/static"):
-            jar.writestr(f"{folder}/", "")
+        # Directories need their own entries: jetty finds them by name.
+        for directory in ("webapps", "webapps/hdfs", "webapps/datanode", "webapps/static"):
+            jar.writestr(f"{directory}/", "")
         for name in ("hdfs", "datanode"):
             jar.writestr(f"webapps/{name}/WEB-INF/web.xml", _WEB_XML)
         jar.writestr("log4j.properties", _LOG4J)
@@ -265,9 +265,9 @@ def _compile_socket_factory(jars: str, work: str) -> None:
         jar.write(os.path.join(classes, name), name)
 
 
-def _format(jars: Sequence[str], folder: str, work: str) -> None:
+def _format(jars: Sequence[str], directory: str, work: str) -> None:
     java = ["java", f"-Djava.io.tmpdir={work}", "-cp", ":".join(jars), NAMENODE]
-    settings = {"fs.defaultFS": "hdfs://127.0.0.1:8020", "dfs.namenode.name.dir": f"file://{folder}"}
+    settings = {"fs.defaultFS": "hdfs://127.0.0.1:8020", "dfs.namenode.name.dir": f"file://{directory}"}
     flags = [flag for key, value in settings.items() for flag in ("-D", f"{key}={value}")]
     wanted = ["-format", "-force", "-nonInteractive", "-clusterid", "mini"]
     _run([*java, *flags, *wanted], "the NameNode could not format a file system")

@@ -1,8 +1,8 @@
-"""The networks that a mini HDFS lives in: loopback addresses of its own, or namespaces with links of a set rate.
+"""The networks of a mini HDFS: its own loopback addresses, or namespaces with links of a set rate.
 
-On the loopback nothing is needed and every process of the machine reaches the cluster. With rates (root) each
-DataNode is a network namespace of its own behind a link that is capped in both directions; the NameNode and the
-clients are in one more namespace, and nothing is reachable from outside it.
+On the loopback no set-up is needed, and every process of the machine reaches the cluster. With rates (root) each
+DataNode has its own network namespace, behind a link that is capped in both directions. The NameNode and the
+clients are in another namespace, which is not reachable from outside.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _TBF = ("burst", "512kb", "latency", "50ms")
 
 
 class Traffic(NamedTuple):
-    """Bytes of a host's link since it was made, with all headers."""
+    """Bytes of a host's link since its creation, with all headers."""
 
     received_bytes: int
     sent_bytes: int
 
 
 class Net(Protocol):
-    """Host 0 is the NameNode's and the clients'; DataNodes count from 1."""
+    """A network; host 0 is that of the NameNode and the clients, DataNodes count from 1."""
 
     def address(self, host: int) -> str:
-        """Its IPv4 address."""
+        """Return a host's IPv4 address."""
 
     def prefix(self, host: int) -> list[str]:
-        """What stands before a command that is to run on the host."""
+        """Return the prefix of a command that runs on the host."""
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
-        """A connection from this process to a port there."""
+        """Connect this process to a port there."""
 
     def close(self) -> None:
-        """Takes it down; the processes in it must have ended."""
+        """Remove the network; its processes must have ended."""
 
 
 class Loopback:
-    """127.x.y.0/24: each host has an address, so that the NameNode can tell DataNodes from clients."""
+    """The network 127.x.y.0/24: each host has an address, so the NameNode can separate DataNodes from clients."""
 
     def __init__(self) -> None:
         self._subnet = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"  # noqa: S311  no secret
@@ -68,7 +68,7 @@ class Loopback:
 
 
 def why_not_capped() -> str:
-    """Why links of a set rate cannot be made here, "" when they can."""
+    """Return why links of a set rate are not possible here, "" if they are."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
@@ -98,7 +98,7 @@ class CappedLinks:
         return ["nsenter", f"--net=/run/netns/{self._namespace(host)}"]
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
-        # A socket belongs to the namespace of the thread that makes it, for good.
+        # A socket belongs for ever to the namespace of the thread that creates it.
         made: list[socket.socket | OSError] = []
 
         def make() -> None:
@@ -145,14 +145,14 @@ class CappedLinks:
             _ip(*bridge, "link", "set", link, "master", "br0", "up")
             _ip("-n", there, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip("-n", there, "link", "set", "eth0", "up")
-            # Each end shapes what it sends: this one what the DataNode receives, that one what it sends.
+            # Each end shapes what it sends: this one the DataNode's input, the other one its output.
             for namespace, device in ((self._namespace(0), link), (there, "eth0")):
                 rate = ("rate", f"{rate_mbit:g}mbit")
                 _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *rate, *_TBF)
 
 
 def read_traffic(pid: int) -> Traffic:
-    """What the capped link of the host that this process runs on has carried."""
+    """Return the traffic of the capped link of a process's host."""
     with open(f"/proc/{pid}/net/dev", encoding="ascii") as file:
         for line in file:
             name, _, counts = line.partition(":")

@@ -1,4 +1,4 @@
-"""The servers of a mini HDFS: Java processes that can be killed, frozen, slowed and started again."""
+"""The servers of a mini HDFS: Java processes that can be killed, frozen, slowed and restarted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from bootseer.testing.minihdfs_net import Net, Traffic, read_traffic
 
 READY_LIMIT_S = 60.0  # usually 4 to 8 s on two cores
 HTTP_TIMEOUT_S = 5.0
-COUNTS_AGE_S = 1.0  # how often a server renews the counts that it shows
+COUNTS_AGE_S = 1.0  # interval at which a server updates its published counts
 
 
 class MiniHdfsError(BootseerError):
-    """The HDFS of a test did not start, or did not do what was asked."""
+    """The HDFS of a test did not start, or did not fulfil a request."""
 
 
 class Block(NamedTuple):
-    """One block of a file and where its replicas are."""
+    """One block of a file and the locations of its replicas."""
 
     block_id: int
     offset: int  # bytes, in the file
@@ -37,10 +37,10 @@ class Block(NamedTuple):
 
 
 class Starter:
-    """Starts programs that end when this process does, however that ends. One thread, until `close`."""
+    """Starter of programs that end with this process, even if it is killed. One thread, until `close`."""
 
     def __init__(self) -> None:
-        # Linux tells them the end of the thread that started them, so it must live as long as they may.
+        # Linux signals them when the thread that started them ends, so it must outlive them.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="minihdfs")
 
     def start(self, argv: Sequence[str], log: str) -> subprocess.Popen[bytes]:
@@ -56,7 +56,7 @@ class Starter:
 
 
 class Server:
-    """A Java process that can be started again."""
+    """A Java process that can be restarted."""
 
     def __init__(self, starter: Starter, name: str, argv: Sequence[str], log: str) -> None:
         self._starter = starter
@@ -82,13 +82,13 @@ class Server:
             self.process.send_signal(signum)
 
     def kill(self) -> None:
-        """SIGKILL, and reaped: at once, while an orderly stop takes seconds."""
+        """Send SIGKILL and reap: immediate, while an orderly stop takes seconds."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def freeze(self) -> None:
-        """It answers nothing more once this returns: the signal alone lets its threads run on for a while."""
+        """Stop it and wait until it answers nothing: after the signal its threads run on for a while."""
         if self.is_running():
             self.signal(signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -97,7 +97,7 @@ class Server:
         self.signal(signal.SIGCONT)
 
     def count_lines(self, *words: str) -> int:
-        """Lines of its log, from all its lives, that have all the words."""
+        """Count the lines of its log, over all restarts, that contain all the words."""
         try:
             with open(self._log, encoding="utf-8", errors="replace") as log:
                 return sum(all(word in line for word in words) for line in log)
@@ -128,11 +128,11 @@ class DataNode:
         return self._server.is_running()
 
     def kill(self) -> None:
-        """As kill -9 does: connections are closed, the NameNode learns it by missing heartbeats."""
+        """Kill it as kill -9 does: connections close; the NameNode notices missing heartbeats."""
         self._server.kill()
 
     def freeze(self) -> None:
-        """It holds its connections and answers nothing until `thaw`."""
+        """Freeze it: it holds its connections and answers nothing until `thaw`."""
         self._server.freeze()
 
     def thaw(self) -> None:
@@ -140,7 +140,7 @@ class DataNode:
 
     @contextmanager
     def slowed(self, running_s: float = 0.002, period_s: float = 0.25) -> Iterator[None]:
-        """It runs for a small part of each period only, and so serves slowly but never stalls."""
+        """Let it run for a small part of each period only, so it serves slowly but never stalls."""
         ended = threading.Event()
 
         def throttle() -> None:
@@ -160,27 +160,27 @@ class DataNode:
             self.thaw()
 
     def read_bytes(self) -> int:
-        """Bytes of blocks that it has sent since it was started, as of COUNTS_AGE_S ago at most."""
+        """Return bytes of blocks sent since its start, at most COUNTS_AGE_S old."""
         return int(self._activity()["BytesRead"])
 
     def written_bytes(self) -> int:
-        """Bytes of blocks that it has stored since it was started, as of COUNTS_AGE_S ago at most."""
+        """Return bytes of blocks stored since its start, at most COUNTS_AGE_S old."""
         return int(self._activity()["BytesWritten"])
 
     def traffic(self) -> Traffic:
-        """What its capped link has carried."""
+        """Return the traffic of its capped link."""
         return read_traffic(self._server.pid)
 
     def block_file(self, block: Block) -> str | None:
-        """Path of its replica on disk, None if it has none."""
+        """Return the path of its replica on disk, None if it has none."""
         name = f"blk_{block.block_id}"
-        for folder, _, names in os.walk(self.folder):
+        for directory, _, names in os.walk(self.folder):
             if name in names:
-                return os.path.join(folder, name)
+                return os.path.join(directory, name)
         return None
 
     def last_words(self) -> str:
-        """The first errors of its log, in one line."""
+        """Return the first errors of its log, in one line."""
         return self._server.last_words()
 
     def _activity(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class DataNode:
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Waits for a condition; MiniHdfsError when it does not come."""
+    """Wait for a condition. Raises: MiniHdfsError after READY_LIMIT_S."""
     end_s = time.monotonic() + READY_LIMIT_S
     while not is_so():
         if time.monotonic() > end_s:
@@ -197,13 +197,13 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 
 def read_bean(net: Net, address: str, port: int, bean: str) -> dict[str, Any]:
-    """One bean of a server's JMX page, empty if it has none of that name."""
+    """Return one bean of a server's JMX page, empty if it has none of that name."""
     beans = get_json(net, address, port, f"/jmx?qry={quote(bean, safe=':=,*')}").get("beans", [])
     return beans[0] if beans else {}
 
 
 def get_json(net: Net, address: str, port: int, path: str) -> dict[str, Any]:
-    """The JSON object that a server answers."""
+    """Return the JSON object that a server answers."""
     connection = http.client.HTTPConnection(address, port, timeout=HTTP_TIMEOUT_S)
     connection.sock = net.connect(address, port, HTTP_TIMEOUT_S)
     try:

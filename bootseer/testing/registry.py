@@ -1,8 +1,8 @@
 """A real registry on the loopback for tests: Debian's docker-registry with TLS, and a password or tokens.
 
-`with RegistryServer(folder) as registry:` gives `registry.host`; `registry.options()` are what a store or a
-Registry needs to know of it. The certificate is of an authority made for it, the password is in a file as
-`docker login` writes it. It ends when the program ends that started it, however that ends.
+`with RegistryServer(folder) as registry:` gives `registry.host`; `registry.options()` are the options of a store
+or a Registry for it. The certificate is from its own authority. The password is in a file as `docker login` writes
+it. The server ends with the program that started it, even if that is killed.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class RegistryServerError(BootseerError):
 
 
 class Certificates(NamedTuple):
-    """Files in PEM."""
+    """Paths of PEM files."""
 
     ca: str  # of the authority
     certificate: str  # for 127.0.0.1 and localhost
     key: str  # of the certificate
 
     def server_context(self) -> ssl.SSLContext:
-        """For servers of tests."""
+        """Return a TLS context for servers of tests."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, self.key)
         return context
 
 
-class Tokens(NamedTuple):
-    """Who gives out tokens that a registry believes."""
+class TokenIssuer(NamedTuple):
+    """The issuer of tokens that a registry accepts."""
 
     realm: str  # URL
     service: str
     issuer: str
-    certificate: str  # path of the one that signs them
+    certificate: str  # path of the certificate that signs them
 
 
 def why_not() -> str:
-    """Why there is no registry here, "" if there is one."""
+    """Return why no registry can run here, "" if one can."""
     return "" if shutil.which(PROGRAM) else f"{PROGRAM} is not installed (apt-get install {PROGRAM})"
 
 
@@ -65,9 +65,9 @@ class RegistryServer:
     """A registry whose files are in `folder`; a context manager.
 
     Args:
-        has_tls: else it speaks plain HTTP.
-        certificates: by default made in `folder`.
-        tokens: whose tokens it wants; without it wants the password, or nothing if `has_password` is false.
+        has_tls: otherwise it uses plain HTTP.
+        certificates: by default created in `folder`.
+        tokens: issuer of the required tokens; without it the password is required, if `has_password`.
     """
 
     user = "somebody"
@@ -79,13 +79,13 @@ class RegistryServer:
         has_tls: bool = True,
         certificates: Certificates | None = None,
         has_password: bool = True,
-        tokens: Tokens | None = None,
+        tokens: TokenIssuer | None = None,
     ) -> None:
         if reason := why_not():
             raise RegistryServerError(reason)
-        self._folder = os.path.abspath(folder)
-        os.makedirs(self._folder, exist_ok=True)
-        self.certificates = (certificates or make_certificates(self._folder)) if has_tls else None
+        self._directory = os.path.abspath(folder)
+        os.makedirs(self._directory, exist_ok=True)
+        self.certificates = (certificates or make_certificates(self._directory)) if has_tls else None
         self.password = secrets.token_hex(8) if has_password else ""
         self._tokens = tokens
         self._starter = Starter()
@@ -111,34 +111,34 @@ class RegistryServer:
 
     @property
     def auth_file(self) -> str:
-        """With the password, as docker has it."""
-        return os.path.join(self._folder, "auth.json")
+        """Return the path of docker's file with the password."""
+        return os.path.join(self._directory, "auth.json")
 
     def options(self) -> dict[str, object]:
-        """For `open_store` and Registry."""
+        """Return the options for `open_store` and Registry."""
         trusted = {"ca_file": self.certificates.ca} if self.certificates is not None else {}
         return {"auth_file": self.auth_file, "certs_folders": [], "mirrors": "", "plain_http": "", **trusted}
 
     def storage_path(self, *names: str) -> str:
-        """Of a file that it has stored."""
-        return os.path.join(self._folder, "storage", "docker", "registry", "v2", *names)
+        """Return the path of a stored file."""
+        return os.path.join(self._directory, "storage", "docker", "registry", "v2", *names)
 
     def blob_file(self, digest: str) -> str:
-        """Where it keeps the bytes of a digest, whatever repository they are in."""
+        """Return the path of the blob of a digest, which all repositories share."""
         name = digest.removeprefix("sha256:")
         return self.storage_path("blobs", "sha256", name[:2], name, "data")
 
     def _start(self) -> None:
         write_auth_file(self.auth_file, {})
-        for _ in range(5):  # a port that is free now may be taken when it starts
+        for _ in range(5):  # a free port may be taken before it starts
             port = _free_port()
             self.host = f"{_ADDRESS}:{port}"
             if self.password:
                 write_auth_file(self.auth_file, {self.host: (self.user, self.password)})
-            config = os.path.join(self._folder, "config.yml")
+            config = os.path.join(self._directory, "config.yml")
             with open(config, "w", encoding="utf-8") as file:
                 json.dump(self._config(port), file)  # which is YAML as well
-            log = os.path.join(self._folder, "log")
+            log = os.path.join(self._directory, "log")
             self._server = Server(self._starter, PROGRAM, [PROGRAM, "serve", config], log)
             self._server.start()
             if self._wait():
@@ -151,7 +151,7 @@ class RegistryServer:
             "version": 0.1,
             "log": {"level": "error", "accesslog": {"disabled": True}},
             "storage": {
-                "filesystem": {"rootdirectory": os.path.join(self._folder, "storage")},
+                "filesystem": {"rootdirectory": os.path.join(self._directory, "storage")},
                 "delete": {"enabled": True},
                 "maintenance": {"uploadpurging": {"enabled": False}},
             },
@@ -172,14 +172,14 @@ class RegistryServer:
                 }
             }
         elif self.password:
-            path = os.path.join(self._folder, "htpasswd")
+            path = os.path.join(self._directory, "htpasswd")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(f"{self.user}:{_bcrypt(self.password)}\n")
             config["auth"] = {"htpasswd": {"realm": "tests", "path": path}}
         return config
 
     def _wait(self) -> bool:
-        """Whether it answers; False when it has ended, as its port was taken."""
+        """Wait until it answers; return False if it has ended, as its port was taken."""
         end_s = time.monotonic() + READY_LIMIT_S
         while self._server.is_running():
             if self._answers():
@@ -206,7 +206,7 @@ class RegistryServer:
 
 
 def write_auth_file(path: str, passwords: dict[str, tuple[str, str]]) -> None:
-    """As `docker login` writes it: host -> user and password."""
+    """Write a file as `docker login` does. Args: passwords: host -> user and password."""
     auths = {
         host: {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
         for host, (user, password) in passwords.items()
@@ -215,8 +215,8 @@ def write_auth_file(path: str, passwords: dict[str, tuple[str, str]]) -> None:
         json.dump({"auths": auths}, file)
 
 
-def make_certificates(folder: str) -> Certificates:
-    """An authority, and a certificate of it for the loopback."""
+def make_certificates(directory: str) -> Certificates:
+    """Create an authority, and its certificate for the loopback."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -258,7 +258,7 @@ def make_certificates(folder: str) -> Certificates:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False)
         .sign(ca_key, hashes.SHA256())
     )
-    made = Certificates(*(os.path.join(folder, name) for name in ("ca.crt", "server.crt", "server.key")))
+    made = Certificates(*(os.path.join(directory, name) for name in ("ca.crt", "server.crt", "server.key")))
     contents = (
         ca.public_bytes(serialization.Encoding.PEM),
         certificate.public_bytes(serialization.Encoding.PEM),
@@ -266,7 +266,7 @@ def make_certificates(folder: str) -> Certificates:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
     )
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     for path, content in zip(made, contents, strict=True):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)
@@ -274,7 +274,7 @@ def make_certificates(folder: str) -> Certificates:
 
 
 def _bcrypt(password: str) -> str:
-    """As htpasswd has it; nothing else is taken by the registry."""
+    """Hash a password as htpasswd does; the registry accepts no other form."""
     import bcrypt
 
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(rounds=4)).decode()

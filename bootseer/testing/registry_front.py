@@ -1,7 +1,7 @@
-"""A server in front of a real registry that counts, limits, lies and breaks, as proxies and load balancers do.
+"""A server in front of a real registry that counts, limits, falsifies and fails, as proxies and load balancers do.
 
-Requests are passed on to the registry, unless a `FrontFault` hits them; the first one that fits takes effect. It
-can know the referrers API, which docker-registry does not, redirect blobs to another server, and end tokens early.
+It forwards requests to the registry, unless a `FrontFault` matches; the first match takes effect. It can support
+the referrers API, which docker-registry does not, redirect blobs to another server, and expire tokens early.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 class FrontKind(Enum):
-    """What happens to a request."""
+    """The fault of a request."""
 
     STATUS = "status"  # `status` and `body` instead of an answer; Retry-After if `retry_after_s` is given
-    REDIRECT = "redirect"  # 307 to `location`, with the request's path behind it
+    REDIRECT = "redirect"  # 307 to `location`, with the request's path appended
     CUT = "cut"  # `keep_bytes` of its body reach the registry, then the connection is reset
-    LOST = "lost"  # the registry does it, the answer is lost
+    LOST = "lost"  # the registry executes it, the answer is lost
     REPLACED = "replaced"  # 200 with `body` and the registry's headers
     SHORT = "short"  # the connection is closed after `keep_bytes` of the answer's body
-    WHOLE = "whole"  # Range is taken away
-    OTHER_RANGE = "other_range"  # the bytes one further on, and said so
-    LYING_RANGE = "lying_range"  # the bytes one further on, as if they were those asked for
+    WHOLE = "whole"  # Range is removed
+    OTHER_RANGE = "other_range"  # the bytes one further on, declared as such
+    LYING_RANGE = "lying_range"  # the bytes one further on, declared as the requested ones
 
 
 class FrontFault(NamedTuple):
-    """One thing that goes wrong."""
+    """One planned fault."""
 
     kind: FrontKind
-    method: str = "*"  # as in a shell
+    method: str = "*"  # a shell pattern
     path: str = "*"  # the same, without the query
-    requests: Container[int] | None = None  # which of those that fit otherwise, from 0; None: all
+    requests: Container[int] | None = None  # numbers of the otherwise matching ones, from 0; None: all
     status: int = 503
     retry_after_s: int | None = None
     body: bytes = b""
@@ -60,7 +60,7 @@ class FrontFault(NamedTuple):
 
 
 class FrontRequest(NamedTuple):
-    """One request that came."""
+    """One received request."""
 
     method: str
     path: str
@@ -69,11 +69,11 @@ class FrontRequest(NamedTuple):
 
 
 class RegistryFront:
-    """Stands in front of `registry`, with its certificate.
+    """A front server of `registry`, with its certificate.
 
     Args:
-        has_referrers: knows the referrers API, for what is pushed through it; `page_size` referrers at once.
-        token_uses: after so many requests with one token the registry's challenge comes again.
+        has_referrers: support the referrers API for pushed manifests, `page_size` referrers a page.
+        token_uses: requests with one token after which the registry's challenge is sent again.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RegistryFront:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def count(self, method: str = "*", path: str = "*") -> int:
-        """How many requests came."""
+        """Return the number of received requests."""
         with self._lock:
             return sum(fnmatchcase(each.method, method) and fnmatchcase(each.path, path) for each in self.requests)
 
@@ -129,7 +129,7 @@ class RegistryFront:
     # ---- for the threads of connections ----------------------------------------------------------------------
 
     def find(self, request: FrontRequest) -> FrontFault | None:
-        """Notes the request; the fault that hits it."""
+        """Record the request and return the fault that matches it."""
         with self._lock:
             self.requests.append(request)
             for fault in self.plan:
@@ -142,7 +142,7 @@ class RegistryFront:
         return None
 
     def is_used_up(self, request: FrontRequest) -> bool:
-        """Whether its token is not believed any more."""
+        """Return whether its token has expired."""
         token = request.headers.get("authorization", "")
         if self.token_uses is None or not token.startswith("Bearer "):
             return False
@@ -151,14 +151,14 @@ class RegistryFront:
             return self._uses[token] > self.token_uses
 
     def connect(self) -> http.client.HTTPConnection:
-        """To the registry."""
+        """Return a connection to the registry."""
         if self.registry.certificates is None:
             return http.client.HTTPConnection(self.registry.host, timeout=30.0)
         context = ssl.create_default_context(cafile=self.registry.certificates.ca)
         return http.client.HTTPSConnection(self.registry.host, timeout=30.0, context=context)
 
     def note_manifest(self, repository: str, data: bytes, media_type: str) -> str:
-        """The digest of what a manifest refers to, which is noted; "" if it refers to nothing."""
+        """Record and return the digest of a manifest's subject; "" if it has none."""
         manifest = json.loads(data)
         subject = (manifest.get("subject") or {}).get("digest", "")
         if subject:
@@ -185,18 +185,18 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that have disconnected."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """HTTP/1.0: each connection has one request, so that closing waits for nobody."""
+    """HTTP/1.0: each connection has one request, so closing does not wait for clients."""
 
     server: _Server
 
     def setup(self) -> None:
         self.request.settimeout(30.0)
         if isinstance(self.request, ssl.SSLSocket):
-            self.request.do_handshake()  # here, not where others wait to be accepted
+            self.request.do_handshake()  # here, not in the accept loop
         super().setup()
         self.owner = self.server.owner
 
@@ -210,7 +210,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         fault = self.owner.find(request)
         body = b"" if fault is not None and fault.kind is FrontKind.CUT else self._read_body()
         if body is None:
-            self.close_connection = True  # the client went away in the middle of it
+            self.close_connection = True  # the client has disconnected
         elif fault is not None and fault.kind is FrontKind.STATUS:
             wait = [] if fault.retry_after_s is None else [("Retry-After", str(fault.retry_after_s))]
             self._send(fault.status, [*fault.headers, *wait], fault.body)
@@ -228,7 +228,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815
 
     def _read_body(self) -> bytes | None:
-        """None when not all of it comes."""
+        """Return the body; None if it is incomplete."""
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         return body if len(body) == length else None
@@ -273,7 +273,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             connection.close()
 
     def _cut(self, keep_bytes: int) -> None:
-        """A registry keeps what it got of a chunk."""
+        """Send part of the body: a registry keeps the received part of a chunk."""
         part = self.rfile.read(min(keep_bytes, int(self.headers.get("Content-Length") or 0)))
         if part:
             headers = {name: value for name in _PASSED if (value := self.headers.get(name)) is not None}
@@ -283,7 +283,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._reset()
 
     def _challenge(self) -> None:
-        """The registry's own, as to somebody without a token."""
+        """Send the registry's own challenge, as for a client without a token."""
         headers = {name: value for name in ("accept", "host") if (value := self.headers.get(name)) is not None}
         status, sent, data = self._ask("GET", self.path, headers, b"")
         assert status == 401, status

@@ -1,4 +1,4 @@
-"""A server that gives out tokens for a registry, as those of Docker Hub, GHCR and many others do.
+"""A server that issues tokens for a registry, like those of Docker Hub, GHCR and many others.
 
 `with TokenServer(certificates, passwords) as tokens: RegistryServer(folder, tokens=tokens.tokens)`. Tokens are
 JSON Web Tokens, signed by the server's own certificate. Source: distribution.github.io/distribution/spec/auth.
@@ -17,19 +17,19 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from bootseer.testing.registry import Certificates, Tokens
+from bootseer.testing.registry import Certificates, TokenIssuer
 
 _ISSUER = "tests' issuer"
 
 
 class TokenServer:
-    """Gives tokens to those who have a password, or an identity token.
+    """A server that issues tokens to users with a password, or an identity token.
 
     Args:
-        passwords: user -> password; without any everybody gets a token.
-        identity_tokens: which may be exchanged for others.
-        lasts_s: what it says; the registry believes them for a minute longer.
-        service: the name that the registry goes by.
+        passwords: user -> password; without any, every client gets a token.
+        identity_tokens: those that may be exchanged for others.
+        lasts_s: declared lifetime; the registry accepts them for a minute longer.
+        service: the name of the registry.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class TokenServer:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
-    def tokens(self) -> Tokens:
-        """For the registry."""
-        return Tokens(f"https://{self.host}/token", self.service, _ISSUER, self.certificates.certificate)
+    def tokens(self) -> TokenIssuer:
+        """Return the settings for the registry."""
+        return TokenIssuer(f"https://{self.host}/token", self.service, _ISSUER, self.certificates.certificate)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -76,7 +76,7 @@ class TokenServer:
         self.close()
 
     def give(self, user: str, scopes: list[str]) -> str:
-        """A token for these scopes, `repository:NAME:ACTIONS`."""
+        """Return a token for these scopes, `repository:NAME:ACTIONS`."""
         access = []
         for scope in scopes:
             kind, _, rest = scope.partition(":")
@@ -124,7 +124,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that have disconnected."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -134,7 +134,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        """With the password, or without one for everybody."""
+        """Issue a token for the password, or to every client if there are no passwords."""
         owner = self.server.owner
         user, _, password = (
             base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode().partition(":")
@@ -143,7 +143,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(user, scopes, not owner.passwords or (bool(user) and owner.passwords.get(user) == password))
 
     def do_POST(self) -> None:
-        """An identity token for another."""
+        """Exchange an identity token for a token."""
         form = dict(parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode()))
         is_right = (
             form.get("grant_type") == "refresh_token"

@@ -1,8 +1,8 @@
-"""What every store must do, as tests: each sentence of `bootseer.storage.protocol.Store`.
+"""Tests that every store must pass, one for each sentence of `bootseer.storage.protocol.Store`.
 
-Subclass `StoreSuite` in a test file and give it a fixture `make_store`: a function that opens a store on the same
-fresh, empty place each time. A store that only reads takes `ReadingSuite`, with its own way to `put` files, and
-`ReadOnlySuite`. What is special to one kind (deadlines, permissions, huge files) it tests itself.
+Subclass `StoreSuite` in a test file and add a fixture `make_store`: a function that opens a store on the same
+fresh, empty place each time. A read-only store uses `ReadingSuite`, with its own `put`, and `ReadOnlySuite`. A
+store tests its special features (deadlines, permissions, huge files) itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ BAD_PATHS = [
 
 
 def runs(*, limit_s: float = 60.0) -> Callable[[Callable[P, Awaitable[None]]], Callable[P, None]]:
-    """Runs an async test on a loop of its own, and closes the stores that it was given."""
+    """Run an async test on its own loop, and close its stores afterwards."""
 
     def decorate(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
         @functools.wraps(test)
@@ -97,7 +97,7 @@ def runs(*, limit_s: float = 60.0) -> Callable[[Callable[P, Awaitable[None]]], C
 
 
 def pattern(size: int, seed: int = 0) -> bytes:
-    """Bytes of which no two ranges of some length are alike."""
+    """Return bytes without two equal ranges of some length."""
     words = (size + 7) // 8
     block = b"".join(((seed << 40) + index).to_bytes(8, "little") for index in range(min(words, 65536)))
     out = bytearray()
@@ -109,7 +109,7 @@ def pattern(size: int, seed: int = 0) -> bytes:
 
 
 async def read(store: Store, path: str, offset: int, length: int, **options: Any) -> bytes:
-    """A range as bytes."""
+    """Return a range as bytes."""
     target = bytearray(length)
     await store.read_into(path, offset, memoryview(target), **options)
     return bytes(target)
@@ -124,13 +124,13 @@ async def is_there(store: Store, path: str) -> bool:
 
 
 class ReadingSuite:
-    """Stores that can be read."""
+    """Tests of stores that can be read."""
 
-    has_etags: ClassVar[bool] = True  # versions are told apart
+    has_etags: ClassVar[bool] = True  # versions can be distinguished
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
-        """Opens a store on a place that is empty when the test begins."""
+        """Return a function that opens a store on a place that is empty when the test begins."""
         raise NotImplementedError("a subclass gives the stores")
 
     @pytest.fixture
@@ -138,7 +138,7 @@ class ReadingSuite:
         return make_store()
 
     async def put(self, store: Store, path: str, data: bytes) -> None:
-        """Makes a file, or another version of it."""
+        """Create a file, or another version of it."""
         await store.publish(path, data)
 
     @runs()
@@ -171,7 +171,7 @@ class ReadingSuite:
                 await read(store, path, 0, 1)
 
     @runs()
-    async def test_folders_are_no_files(self, store: Store) -> None:
+    async def test_directories_are_no_files(self, store: Store) -> None:
         await self.put(store, "folder/below/file.bin", b"x")
         for path in ("folder", "folder/below"):
             with pytest.raises(NotFound):
@@ -180,7 +180,7 @@ class ReadingSuite:
                 await read(store, path, 0, 1)
 
     @runs()
-    async def test_a_file_is_no_folder(self, store: Store) -> None:
+    async def test_a_file_is_no_directory(self, store: Store) -> None:
         await self.put(store, "file.bin", b"x")
         with pytest.raises(NotFound):
             await store.stat("file.bin/below")
@@ -287,7 +287,7 @@ class ReadingSuite:
             assert await read(store, path, 0, len(data)) == data, path
 
     @runs()
-    async def test_deep_folders(self, store: Store) -> None:
+    async def test_deep_directories(self, store: Store) -> None:
         path = "/".join(f"level{level}" for level in range(30)) + "/file.bin"
         await self.put(store, path, b"deep")
         assert await read(store, path, 0, 4) == b"deep"
@@ -339,7 +339,7 @@ class ReadingSuite:
                 cancelled += 1
             mark = bytes([turn + 1]) * len(data)
             memory[:] = mark
-            # Time for whoever might still be at it: another read of the same bytes by the same means.
+            # Time for a writer that might still run: another read of the same bytes by the same means.
             assert await read(store, "file.bin", 0, len(data)) == data
             assert memory == mark
         assert cancelled > 0
@@ -357,7 +357,7 @@ class ReadingSuite:
 
     @runs()
     async def test_the_target_is_let_go(self, store: Store) -> None:
-        """Memory such as a shared arena can be closed at once afterwards."""
+        """Memory such as a shared arena can be closed immediately afterwards."""
         await self.put(store, "file.bin", pattern(100_000))
         memory = bytearray(100_000)
         target = memoryview(memory)
@@ -365,7 +365,7 @@ class ReadingSuite:
         with pytest.raises(Truncated):
             await store.read_into("file.bin", 1, target)
         target.release()
-        memory.clear()  # BufferError while anybody holds a view
+        memory.clear()  # BufferError while there is a view
 
     @runs()
     async def test_statistics(self, store: Store) -> None:
@@ -396,7 +396,7 @@ class ReadingSuite:
 
 
 class ReadOnlySuite:
-    """What a store says that cannot write."""
+    """Tests of stores that cannot write."""
 
     @runs()
     async def test_writing_is_refused(self, store: Store) -> None:
@@ -417,9 +417,9 @@ class ReadOnlySuite:
 
 
 class StoreSuite(ReadingSuite):
-    """Stores that can be read and written."""
+    """Tests of stores that can be read and written."""
 
-    has_folders: ClassVar[bool] = True  # else a missing folder is an empty one
+    has_directories: ClassVar[bool] = True  # else a missing directory is an empty one
 
     # ---- publish -------------------------------------------------------------------------------------------
 
@@ -701,12 +701,12 @@ class StoreSuite(ReadingSuite):
     @runs()
     async def test_list_of_what_is_missing(self, store: Store) -> None:
         await store.publish("folder/file.bin", b"x")
-        for folder in ("missing", "folder/missing", "fold"):
-            if self.has_folders:
+        for directory in ("missing", "folder/missing", "fold"):
+            if self.has_directories:
                 with pytest.raises(NotFound):
-                    await store.list(folder)
+                    await store.list(directory)
             else:
-                assert await store.list(folder) == []
+                assert await store.list(directory) == []
 
     @runs()
     async def test_list_of_an_empty_root(self, store: Store) -> None:
@@ -729,7 +729,7 @@ class StoreSuite(ReadingSuite):
         await store.publish("a.bin", b"again")
         assert await read(store, "a.bin", 0, 5) == b"again"
 
-    # ---- all that writes -----------------------------------------------------------------------------------
+    # ---- all writing ---------------------------------------------------------------------------------------
 
     @runs()
     async def test_writing_outside_the_root_is_refused(self, store: Store) -> None:

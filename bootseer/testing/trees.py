@@ -1,6 +1,6 @@
-"""File trees for tests: made by chance, written to a disk, looked at, and put into image layouts.
+"""File trees for tests: generated at random, written to a disk, inspected, and put into image layouts.
 
-What is made is repeatable: the same generator of random numbers gives the same tree.
+They are reproducible: the same random number generator gives the same tree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ACL = bytes.fromhex("0200000001000600ffffffff02000700e803000004000400ffffffff10
 
 
 class Node(NamedTuple):
-    """A file of a made tree."""
+    """A file of a generated tree."""
 
     mode: int  # as st_mode
     uid: int = 0
@@ -49,19 +49,19 @@ class Node(NamedTuple):
     target: bytes = b""  # of a symbolic link
     rdev: tuple[int, int] = (0, 0)
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
-    link: bytes | None = None  # a further name of the file at this path; then nothing else counts
+    link: bytes | None = None  # a further name of the file at this path; all other fields are then ignored
 
 
-Tree = dict[bytes, Node]  # by path; b"" is the root, folders come before what is in them
+Tree = dict[bytes, Node]  # by path; b"" is the root, directories come before their contents
 
 
 def make_tree(chance: random.Random, entries: int, *, as_root: bool) -> Tree:
-    """A tree with odd names and sizes. `as_root`: also owners, devices and attributes that only root may set."""
+    """Generate a tree with odd names and sizes; with `as_root` also owners, devices and root-only attributes."""
     tree: Tree = {b"": _with_attributes(chance, stat.S_IFDIR, as_root=as_root)}
-    folders = [b""]
+    directories = [b""]
     contents = [chance.randbytes(300_000), b"the same words again and again. " * 10_000, bytes(300_000)]
     for number in range(entries):
-        parent = chance.choice(folders)
+        parent = chance.choice(directories)
         name = chance.choice(ODD_NAMES) if chance.random() < 0.2 else b"%c%d" % (chance.randrange(97, 123), number)
         path = parent + b"/" + name if parent else name
         if path in tree or len(path) > 3000:
@@ -69,7 +69,7 @@ def make_tree(chance: random.Random, entries: int, *, as_root: bool) -> Tree:
         roll = chance.random()
         files = [each for each, node in tree.items() if not stat.S_ISDIR(node.mode) and node.link is None]
         if roll < 0.2:
-            folders.append(path)
+            directories.append(path)
             tree[path] = _with_attributes(chance, stat.S_IFDIR, as_root=as_root)
         elif roll < 0.3:
             target = chance.choice((b"/etc/passwd", b"..", b"\xff", b"x" * 4000, path[:4000]))
@@ -90,22 +90,22 @@ def make_tree(chance: random.Random, entries: int, *, as_root: bool) -> Tree:
     return tree
 
 
-def write_tree(folder: str, tree: Tree, *, order: random.Random | None = None) -> None:
-    """Makes it in an empty folder. `order`: names of a folder are made in an order by chance."""
-    root = os.fsencode(folder)
+def write_tree(directory: str, tree: Tree, *, order: random.Random | None = None) -> None:
+    """Write a tree to an empty directory. `order`: create the names of a directory in random order."""
+    root = os.fsencode(directory)
     paths = list(tree)
-    if order is not None:  # parents first all the same
+    if order is not None:  # but parents first
         places = {path: order.random() for path in paths}
         paths.sort(key=lambda path: (path.count(b"/") + bool(path), places[path]))
     links = [path for path in paths if tree[path].link is not None]
     for path in paths:
         if path and tree[path].link is None:
-            _make(os.path.join(root, path), tree[path])
+            _create(os.path.join(root, path), tree[path])
     for path in links:
         os.link(os.path.join(root, tree[path].link or b""), os.path.join(root, path), follow_symlinks=False)
     for path in sorted(paths, key=lambda path: path.count(b"/") + bool(path), reverse=True):
         if tree[path].link is None:
-            _dress(os.path.join(root, path), tree[path])
+            _set_attributes(os.path.join(root, path), tree[path])
 
 
 def _file(chance: random.Random, contents: Sequence[bytes], *, as_root: bool) -> Node:
@@ -134,11 +134,11 @@ def _with_attributes(chance: random.Random, kind: int, *, as_root: bool) -> Node
             xattrs[b"security.capability"] = bytes.fromhex("0000000200040000000000000000000000000000")
             if chance.random() < 0.5 and mode & 0o7000 == 0:
                 xattrs[b"system.posix_acl_access"] = _ACL
-                mode = (mode & ~0o777) | 0o674  # as that list says
+                mode = (mode & ~0o777) | 0o674  # as in that list
     return Node(mode, uid, gid, mtime_ns, xattrs=tuple(sorted(xattrs.items())))
 
 
-def _make(path: bytes, node: Node) -> None:
+def _create(path: bytes, node: Node) -> None:
     kind = stat.S_IFMT(node.mode)
     if kind == stat.S_IFDIR:
         os.mkdir(path, 0o700)
@@ -156,7 +156,7 @@ def _make(path: bytes, node: Node) -> None:
         os.mknod(path, kind | 0o600)
 
 
-def _dress(path: bytes, node: Node) -> None:
+def _set_attributes(path: bytes, node: Node) -> None:
     if os.geteuid() == 0:
         os.chown(path, node.uid, node.gid, follow_symlinks=False)
     for name, value in node.xattrs:
@@ -166,11 +166,11 @@ def _dress(path: bytes, node: Node) -> None:
     os.utime(path, ns=(node.mtime_ns, node.mtime_ns), follow_symlinks=False)
 
 
-# ---- looking at a tree on disk -----------------------------------------------------------------------------
+# ---- inspecting a tree on disk -----------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
-    """What a file shows."""
+class FileFacts(NamedTuple):
+    """The visible attributes of a file."""
 
     mode: int
     uid: int
@@ -184,24 +184,24 @@ class Seen(NamedTuple):
     first_name: bytes  # of the same file, in bytewise order of paths
 
 
-def snapshot(folder: str) -> dict[bytes, Seen]:
-    """Everything in a folder by path, b"" for itself; for somebody who may read it all."""
-    root = os.fsencode(folder)
+def snapshot(directory: str) -> dict[bytes, FileFacts]:
+    """Return all entries of a directory by path, b"" for itself; the user must be able to read all."""
+    root = os.fsencode(directory)
     paths = [b""]
-    for above, folders, files in os.walk(root):
-        paths += [os.path.relpath(os.path.join(above, name), root) for name in (*folders, *files)]
+    for above, directories, files in os.walk(root):
+        paths += [os.path.relpath(os.path.join(above, name), root) for name in (*directories, *files)]
     first: dict[tuple[int, int], bytes] = {}
     seen = {}
     for path in sorted(paths):
         full = os.path.join(root, path) if path else root
         try:
             found = os.lstat(full)
-        except FileNotFoundError:  # overlayfs lists whiteouts in folders that it need not merge
+        except FileNotFoundError:  # overlayfs lists whiteouts in directories that it need not merge
             continue
         mode = found.st_mode
         identity = (found.st_dev, found.st_ino)
         is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
-        seen[path] = Seen(
+        seen[path] = FileFacts(
             mode,
             found.st_uid,
             found.st_gid,
@@ -233,7 +233,7 @@ def _xattr(path: bytes, name: bytes) -> bytes:
 
 
 class MemoryPacks:
-    """Takes the packs of `build`; a `BlockSource` once it has the index."""
+    """Packs of `build` in memory; a `BlockSource` once it has the index."""
 
     def __init__(self) -> None:
         self.packs: dict[str, bytes] = {}
@@ -256,8 +256,8 @@ class MemoryPacks:
             yield number, bytes(unpack_block(data, block.raw_bytes, "block"))
 
 
-def listing(index: Index, blocks: BlockSource) -> dict[bytes, Seen]:
-    """What `snapshot` would show of a tree."""
+def listing(index: Index, blocks: BlockSource) -> dict[bytes, FileFacts]:
+    """Return what `snapshot` would return for a tree."""
     raws = dict(blocks.read_blocks(range(index.block_count)))
     paths = {index.path(entry): entry for entry in range(len(index))}
     first: dict[int, bytes] = {}
@@ -271,7 +271,7 @@ def listing(index: Index, blocks: BlockSource) -> dict[bytes, Seen]:
             block, inside = divmod(address, BLOCK_UNITS)
             begin = inside * UNIT_BYTES
             digest.update(bytes(length) if address == HOLE else raws[block][begin : begin + length])
-        seen[path] = Seen(
+        seen[path] = FileFacts(
             mode,
             index.uids[entry],
             index.gids[entry],
@@ -296,24 +296,24 @@ PACKERS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def write_layout(
-    folder: str,
+    directory: str,
     archives: Sequence[bytes],
     *,
     packer: str = "gzip",
     architecture: str = "amd64",
     run: Mapping[str, object] | None = None,
 ) -> list[str]:
-    """Makes an OCI image layout with one image of these tar archives, the lowest first; paths of the layers.
+    """Write an OCI image layout with one image of these tar archives, the lowest first; return the layers' paths.
 
-    `packer`: how layers are compressed. `run`: the `config` of the image's configuration.
+    `packer`: compression of layers. `run`: the `config` of the image's configuration.
     """
-    os.makedirs(os.path.join(folder, "blobs", "sha256"), exist_ok=True)
+    os.makedirs(os.path.join(directory, "blobs", "sha256"), exist_ok=True)
     layers, paths = [], []
     for archive in archives:
         data = PACKERS[packer](archive)
         suffix = "" if packer == "none" else f"+{packer}"
-        layers.append(write_blob(folder, data, f"application/vnd.oci.image.layer.v1.tar{suffix}"))
-        paths.append(os.path.join(folder, "blobs", str(layers[-1]["digest"]).replace(":", "/")))
+        layers.append(write_blob(directory, data, f"application/vnd.oci.image.layer.v1.tar{suffix}"))
+        paths.append(os.path.join(directory, "blobs", str(layers[-1]["digest"]).replace(":", "/")))
     image = {
         "os": "linux",
         "architecture": architecture,
@@ -323,30 +323,30 @@ def write_layout(
         },
         "config": dict(run or {}),
     }
-    config = write_blob(folder, json.dumps(image).encode(), "application/vnd.oci.image.config.v1+json")
+    config = write_blob(directory, json.dumps(image).encode(), "application/vnd.oci.image.config.v1+json")
     kind = "application/vnd.oci.image.manifest.v1+json"
     manifest = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers}
-    head = write_blob(folder, json.dumps(manifest).encode(), kind)
+    head = write_blob(directory, json.dumps(manifest).encode(), kind)
     head["platform"] = {"os": "linux", "architecture": architecture}
-    write_layout_index(folder, [head])
+    write_layout_index(directory, [head])
     return paths
 
 
-def write_layout_index(folder: str, manifests: Sequence[Mapping[str, object]]) -> None:
-    """`index.json` and `oci-layout`, for these descriptors."""
+def write_layout_index(directory: str, manifests: Sequence[Mapping[str, object]]) -> None:
+    """Write `index.json` and `oci-layout` for these descriptors."""
     index = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
         "manifests": list(manifests),
     }
     for name, document in (("index.json", index), ("oci-layout", {"imageLayoutVersion": "1.0.0"})):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
             json.dump(document, file)
 
 
-def write_blob(folder: str, data: bytes, media_type: str) -> dict[str, object]:
-    """A blob of a layout; its descriptor."""
+def write_blob(directory: str, data: bytes, media_type: str) -> dict[str, object]:
+    """Write a blob of a layout and return its descriptor."""
     digest = hashlib.sha256(data).hexdigest()
-    with open(os.path.join(folder, "blobs", "sha256", digest), "wb") as file:
+    with open(os.path.join(directory, "blobs", "sha256", digest), "wb") as file:
         file.write(data)
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}

@@ -1,1 +1,1 @@
-"""File trees: images and environments as an index and blocks. docs/formats.md is the format."""
+"""File trees: images and environments as an index and blocks. docs/reference/formats.md describes the format."""

@@ -1,9 +1,9 @@
-"""How blocks are stored: as a zstd frame, as an LZ4 frame, or as they are. What a frame is it says itself.
+"""Storage of blocks: as a zstd frame, as an LZ4 frame, or uncompressed. A frame identifies its own kind.
 
-zstd gives the smaller blocks, which counts where links are slow; LZ4 those that are unpacked with the least work,
-which counts where the store is as fast as a core. Of a Python environment, measured on one core: 3.3 and 2.9 times
-smaller, 1.4 and 3.5 GB/s. Then SHA-256 (1.3 GB/s) would take as long as all of that: the digest of an LZ4 frame is
-its BLAKE3 (3.5 GB/s). The only door to the libraries lz4 and blake3.
+zstd makes smaller blocks, for slow links. LZ4 decompresses with the least work, for stores as fast as a core. A
+Python environment on one core becomes 3.3 and 2.9 times smaller, decompressed at 1.4 and 3.5 GB/s. SHA-256 (1.3
+GB/s) would take as long as the rest, so LZ4 frames have BLAKE3 digests (3.5 GB/s). Only this module uses the
+libraries lz4 and blake3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bootseer.tree import compression
 
 Codec = Literal["zstd", "lz4"]
 
-LEAST_SAVING = 16  # a block that is not smaller by one part in so many is stored as it is
+MIN_SAVING = 16  # a block that saves less than one part in so many is stored uncompressed
 LZ4_LEVEL = 4  # of its slow compressor: a third slower than zstd's 3; 9 takes twice as long and saves one percent
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 
@@ -28,13 +28,13 @@ _own = threading.local()
 
 
 def pack_block(data: bytes | memoryview, codec: Codec) -> bytes:
-    """What is stored of a block: equally long means as it is."""
+    """Return the stored form of a block; equal length means uncompressed."""
     frame = compression.compress(data) if codec == "zstd" else _compress_lz4(data)
-    return frame if len(frame) <= len(data) - len(data) // LEAST_SAVING else bytes(data)
+    return frame if len(frame) <= len(data) - len(data) // MIN_SAVING else bytes(data)
 
 
 def block_digest(stored: bytes | memoryview) -> bytes:
-    """What an index says of a stored block: 32 bytes."""
+    """Return the digest of a stored block for the index: 32 bytes."""
     if stored[:4] != _LZ4_MAGIC:
         return hashlib.sha256(stored).digest()
     digest: bytes = _blake3()(stored).digest()
@@ -42,7 +42,7 @@ def block_digest(stored: bytes | memoryview) -> bytes:
 
 
 def unpack_block(stored: bytes | memoryview, raw_bytes: int, where: str) -> bytes | memoryview:
-    """The bytes of a block, `stored` itself if it is stored as it is. Raises: IntegrityError; no more is made."""
+    """Return the bytes of a block: `stored` itself if uncompressed. Raises: IntegrityError; output is bounded."""
     if len(stored) == raw_bytes:
         return stored
     if stored[:4] == _LZ4_MAGIC:
@@ -55,7 +55,7 @@ def unpack_block(stored: bytes | memoryview, raw_bytes: int, where: str) -> byte
 
 
 def version(codec: Codec) -> str:
-    """What decides the bytes of blocks: library and level."""
+    """Return the library and level, which determine the bytes of blocks."""
     if codec == "zstd":
         return compression.version()
     from lz4 import library_version_string
@@ -95,8 +95,9 @@ def _decompress_lz4(stored: bytes | memoryview, raw_bytes: int, where: str) -> b
 @functools.cache
 def _lz4_frame() -> Any:
     with _naming("lz4"):
-        import lz4.frame
-    return lz4.frame
+        # Not `lz4.frame` after `import lz4.frame`: another thread's import may not have set the attribute yet.
+        from lz4 import frame
+    return frame
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""zstd, for indexes and blocks: the only door to the library. Compressors are kept a thread: making one costs."""
+"""zstd for indexes and blocks: the only user of the library. Each thread keeps its (costly) compressors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _own = threading.local()
 
 
 def compress(data: bytes | memoryview) -> bytes:
-    """One frame, with the size in it and no checksum: the digest of the frame is checked."""
+    """Compress to one frame, with the size in it and no checksum: readers verify the digest of the frame."""
     compressor = getattr(_own, "compressor", None)
     if compressor is None:
         compressor = _own.compressor = library().ZstdCompressor(level=LEVEL, write_content_size=True)
@@ -21,10 +21,10 @@ def compress(data: bytes | memoryview) -> bytes:
     return frame
 
 
-def decompress(frame: bytes | memoryview, most_bytes: int, where: str) -> bytes:
-    """What is in one frame; nothing is never stored as one.
+def decompress(frame: bytes | memoryview, max_bytes: int, where: str) -> bytes:
+    """Decompress one frame, which is never empty.
 
-    Raises: IntegrityError when it says that it holds more than `most_bytes`, or is none; no more is made.
+    Raises: IntegrityError when its size exceeds `max_bytes`, or it is not a frame; the output is bounded.
     """
     zstandard = library()
     decompressor = getattr(_own, "decompressor", None)
@@ -32,8 +32,8 @@ def decompress(frame: bytes | memoryview, most_bytes: int, where: str) -> bytes:
         decompressor = _own.decompressor = zstandard.ZstdDecompressor()
     try:
         size = zstandard.frame_content_size(frame)
-        if not 0 < size <= most_bytes:  # of those that say 0 the library does not look at the rest
-            raise IntegrityError(f"{where}: says that it holds {size} bytes; 1 to {most_bytes}")
+        if not 0 < size <= max_bytes:  # for a size of 0 the library ignores the rest
+            raise IntegrityError(f"{where}: claims to hold {size} bytes; 1 to {max_bytes}")
         data: bytes = decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise IntegrityError(f"{where}: cannot be decompressed: {error}") from error
@@ -43,13 +43,13 @@ def decompress(frame: bytes | memoryview, most_bytes: int, where: str) -> bytes:
 
 
 def version() -> str:
-    """What decides the bytes: library and level."""
+    """Return the library and level, which determine the bytes."""
     zstandard = library()
     return f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} level {LEVEL}"
 
 
 def library() -> Any:
-    """The zstandard module. Raises: ConfigError when it is not installed."""
+    """Return the zstandard module. Raises: ConfigError when it is not installed."""
     try:
         import zstandard
     except ModuleNotFoundError as error:

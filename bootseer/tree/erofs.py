@@ -1,10 +1,10 @@
-"""EROFS metadata for a tree, so that the kernel shows it: inodes, folders and where data lies on the device.
+"""EROFS metadata of a tree for the kernel: inodes, directories and data addresses on the device.
 
-In: a checked Index. Out: the bytes of an image without data, to be mounted with `device=` naming the device that
-all blocks form. Uncompressed and chunk-indexed, one external device, nothing else. It is made on the node that
-mounts it, from the verified index, so the kernel parses nothing foreign. The same index gives the same bytes.
+In: a checked Index. Out: the bytes of an image without data, to be mounted with `device=` for the device of all
+blocks. It is uncompressed and chunk-indexed, with one external device. The mounting node makes it from the
+verified index, so the kernel parses no foreign data. The same index gives the same bytes.
 
-erofs_format.py has what it looks like on disk; mkfs.erofs and fsck.erofs are the oracles of its tests.
+erofs_format.py defines the on-disk format; the tests compare with mkfs.erofs and fsck.erofs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bootseer.tree.erofs_format import (
     CHUNKS,
     DEVICE_SLOT,
     DEVICES,
+    DIRECTORY,
     DIRENT,
     FILE,
     FILE_TYPES,
-    FOLDER,
     INLINE,
     INODE,
     INODE_BYTES,
     LINK,
     MAGIC,
-    MOST_INLINE,
+    MAX_INLINE,
     MTIME,
     NID_BYTES,
     NO_ADDRESS,
@@ -55,63 +55,63 @@ from bootseer.tree.erofs_format import (
 )
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES, Index
 
-VERSION = 4  # of what is made from an index; another one is another file in the cache
+VERSION = 4  # of the generated image; a new version uses another file in the cache
 _FEW = 4
 _SINGLE_BYTES = 96  # of an inode and one piece, in whole NID_BYTES
 
-MOST_NEAR = 512  # entries that get blocks, so that folders can show them before anything is known of them
-MOST_FIRST = 64  # entries of the root that are not in one piece; where there are more, nothing comes first
+MAX_NEAR = 512  # entries that get blocks, so that directories can show them before their contents are known
+MAX_FIRST = 64  # entries of the root that are not in one piece; with more, nothing comes first
 
 T = TypeVar("T")
 Memory: TypeAlias = "bytearray | mmap"
 
 
 def metadata(index: Index, digest: str) -> bytearray:
-    """The image of a tree with this digest; a multiple of 4096 bytes."""
-    making = Making(index, digest)
-    data = bytearray(making.most_bytes)
+    """Return the image of a tree with this digest; a multiple of 4096 bytes."""
+    making = MetadataImage(index, digest)
+    data = bytearray(making.max_bytes)
     making.write_first(data)
     del data[making.write_rest(data) :]
     return data
 
 
-class Making:
-    """An image whose bytes are put into memory of the caller's, full of zeros, in two steps.
+class MetadataImage:
+    """An image that is written in two steps into zeroed memory of the caller.
 
-    `most_bytes`: the image is no longer; `first_bytes`: of it, what `write_first` completes, but for the number of
-    blocks in the superblock: all that a mount reads, the root and the folders in it. Both are multiples of 4096.
-    A mount waits for the first step; so most of what is behind it is not even looked at then.
+    `max_bytes`: the maximum length of the image. `first_bytes`: the part that `write_first` completes, except for
+    the number of blocks in the superblock. That part is all that a mount reads: the root and the directories in
+    it. Both are multiples of 4096. A mount waits only for the first step, which processes few other entries.
     """
 
     def __init__(self, index: Index, digest: str) -> None:
         self._writer = _Writer(index)
         self._uuid = bytes.fromhex(digest)[:16]
-        self.most_bytes, self.first_bytes = self._writer.lay_out_first()
+        self.max_bytes, self.first_bytes = self._writer.lay_out_first()
 
     def write_first(self, data: Memory) -> None:
         self._writer.write_first(data, self._uuid)
 
     def write_rest(self, data: Memory) -> int:
-        """Bytes of the image; what is behind them is as it was. Raises: IntegrityError when there is no room."""
+        """Write the rest; return its end, after which memory is unchanged. Raises: IntegrityError without room."""
         return self._writer.write_rest(data, self._uuid)
 
 
-class _Folder(NamedTuple):
-    """What a folder holds: its entries, then their names with the two that each folder has, sorted."""
+class _Directory(NamedTuple):
+    """The contents of a directory: its entries, then their names with "." and "..", sorted."""
 
-    children: Sequence[int]  # entries; a range where they follow each other
+    children: Sequence[int]  # entries; a range where adjacent
     names: list[bytes]
-    one: int  # place of "."
-    two: int  # place of ".."
-    starts: list[int]  # places where blocks begin
+    one: int  # index of "."
+    two: int  # index of ".."
+    starts: list[int]  # indexes at which blocks begin
     last_bytes: int  # in the last block
 
 
 class _Writer:
-    """Where everything lies, then its bytes. E entries.
+    """Lays out everything, then writes it. E entries.
 
-    Nearly all entries are files in one piece. Their inodes lie one after the other, each with its piece behind it,
-    equally far apart: so they are written column by column, many times faster than one by one.
+    Nearly all entries are files in one piece. Their inodes are adjacent, each followed by its piece, at equal
+    distances. So they are written column by column, many times faster than one by one.
     """
 
     def __init__(self, index: Index) -> None:
@@ -120,36 +120,36 @@ class _Writer:
         types = {mode: FILE_TYPES[stat.S_IFMT(mode)] for mode in set(index.modes)}
         self._types = bytearray(map(types.__getitem__, index.modes))  # E
         self._nlinks = [1] * count
-        self._xattrs: dict[int, bytes] = {}  # as they follow the inode
-        self._folders: dict[int, _Folder] = {}
+        self._xattrs: dict[int, bytes] = {}  # following the inode
+        self._directories: dict[int, _Directory] = {}
         self._sizes = list(index.sizes)
         self._addresses: list[int] = []  # E: of those in one piece; else HOLE
         self._nids = [0] * count  # E: of the inode, in NID_BYTES
         self._singles_at = 0  # where inodes of those in one piece begin, bytes
-        self._blocks: dict[int, int] = {}  # entry -> first block of its own
+        self._blocks: dict[int, int] = {}  # entry -> its first block
         self._inline: dict[int, int] = {}  # entry -> bytes that follow its inode
         self._end_block = 0
-        self._holes: list[int] = []  # entries with none of these, in order
-        self._others: list[int] = []  # entries with inodes that are not those of files in one piece, nor links
-        self._first: list[int] = []  # of these the root, and what lies right behind it
-        self._near: list[int] = []  # what is in folders of the first, which hold its numbers
-        self._in_blocks: list[int] = []  # of what is behind the first, what has blocks of its own
+        self._holes: list[int] = []  # entries without such an address, in order
+        self._others: list[int] = []  # entries with inodes other than those of files in one piece, and not links
+        self._first: list[int] = []  # of these the root, and the entries right behind it
+        self._near: list[int] = []  # entries in directories of the first, which hold their numbers
+        self._in_blocks: list[int] = []  # of the entries behind the first, those with blocks
         self._rest_at = 0  # where inodes of the rest begin, bytes
         self._last_at = 0  # where the last inode of the first ends
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether so much is near that blocks for each would be a waste: then all is looked at first."""
-        return len(self._near) > MOST_NEAR
+        """Whether there are too many near entries to give each blocks; then all entries are processed first."""
+        return len(self._near) > MAX_NEAR
 
     def lay_out_first(self) -> tuple[int, int]:
-        """What all will not be longer than, and what comes first; bytes."""
+        """Return the maximum size of the image, and the size of its first part, in bytes."""
         self._classify()
         children = self._choose_first()
         in_blocks: list[int] = []
         at = ROOT_OFFSET
         for entry in self._first:
-            if self._types[entry] == FOLDER:
+            if self._types[entry] == DIRECTORY:
                 self._enter(entry, children.get(entry, range(0)))
             elif self._types[entry] == LINK:
                 self._sizes[entry] = len(self._index.targets[entry])
@@ -169,7 +169,7 @@ class _Writer:
                 at = up(at + self._head_bytes(entry, at), NID_BYTES)
         self._number(child for entry in self._first for child in children.get(entry, ()))
         self._rest_at = at
-        most = up(at + self._most_rest_bytes(), UNIT_BYTES)
+        most = up(at + self._max_rest_bytes(), UNIT_BYTES)
         self._end_block = most // UNIT_BYTES
         return most, first_bytes
 
@@ -177,8 +177,8 @@ class _Writer:
         self._write_super(data, uuid)
         for entry in self._first:
             self._write_inode(data, entry)
-            if entry in self._folders:
-                self._write_folder(data, entry)
+            if entry in self._directories:
+                self._write_directory(data, entry)
 
     def write_rest(self, data: Memory, uuid: bytes) -> int:
         self._lay_out_rest()
@@ -189,12 +189,12 @@ class _Writer:
         for entry in self._others:
             if entry not in first:
                 self._write_inode(data, entry)
-        for entry in self._folders.keys() - first:
-            self._write_folder(data, entry)
+        for entry in self._directories.keys() - first:
+            self._write_directory(data, entry)
         self._write_super(data, uuid)
         return self._end_block * UNIT_BYTES
 
-    # ---- what there is -------------------------------------------------------------------------------------
+    # ---- classification ------------------------------------------------------------------------------------
 
     def _classify(self) -> None:
         index = self._index
@@ -215,11 +215,11 @@ class _Writer:
             self._others = [entry for entry in self._others if links[entry] == -1]
 
     def _choose_first(self) -> dict[int, Sequence[int]]:
-        """Which entries come first, and which near; children of the first."""
+        """Choose the first and the near entries; return the children of the first ones."""
         links, others = self._index.links, set(self._others)
         inside = _group_some(self._index.parents, [0])
         first = [entry for entry in inside.get(0, ()) if entry in others]
-        self._first = [0, *first] if len(first) <= MOST_FIRST else [0]
+        self._first = [0, *first] if len(first) <= MAX_FIRST else [0]
         children = inside | _group_some(self._index.parents, set(self._first[1:]))
         seen = set(self._first)
         for entry in self._first:
@@ -231,7 +231,7 @@ class _Writer:
         return children
 
     def _number(self, entries: Iterable[int]) -> None:
-        """Numbers of inodes of those in one piece, and of other names, of which the numbers are needed already."""
+        """Number the inodes of files in one piece, and other names, for entries whose numbers are needed now."""
         nids, links, addresses = self._nids, self._index.links, self._addresses
         first, step = self._singles_at // NID_BYTES, _SINGLE_BYTES // NID_BYTES
         for entry in entries:
@@ -241,28 +241,28 @@ class _Writer:
             nids[entry] = nids[named]
 
     def _enter(self, entry: int, children: Sequence[int]) -> None:
-        """What is known of a folder when its children are."""
-        folder = self._folders[entry] = self._folder(children)
-        self._nlinks[entry] = 2 + bytes(_take(self._types, children)).count(FOLDER)
-        self._sizes[entry] = (len(folder.starts) - 1) * UNIT_BYTES + folder.last_bytes
+        """Record a directory whose children are known."""
+        directory = self._directories[entry] = self._directory(children)
+        self._nlinks[entry] = 2 + bytes(_take(self._types, children)).count(DIRECTORY)
+        self._sizes[entry] = (len(directory.starts) - 1) * UNIT_BYTES + directory.last_bytes
 
-    def _most_rest_bytes(self) -> int:
-        """What the rest and all blocks surely do not exceed; it costs nothing but places."""
+    def _max_rest_bytes(self) -> int:
+        """Return an upper limit for the rest and all blocks; excess only costs address space."""
         index = self._index
         count = len(self._others)
         pieces = sum(sum(index.runs[entry][1::2]) for entry in self._others if index.runs[entry])
         heads = count * (INODE_BYTES + NID_BYTES) + sum(map(len, self._xattrs.values())) + pieces * CHUNK.size
         names = len(b"".join(index.names)) + len(index) * DIRENT.size + count * (2 * DIRENT.size + 3)
         once = heads + names + sum(len(index.targets[entry]) for entry in self._others)
-        # Whatever does not fit into a block begins another one, and leaves less of it than its own length.
-        return 2 * once + (len(self._near) + once // (UNIT_BYTES - 300) + once // MOST_INLINE + 4) * UNIT_BYTES
+        # An item that does not fit into a block begins another one, and wastes less than its own length.
+        return 2 * once + (len(self._near) + once // (UNIT_BYTES - 300) + once // MAX_INLINE + 4) * UNIT_BYTES
 
     def _lay_out_rest(self) -> None:
-        """The places of all that has none yet."""
+        """Place all entries without a place."""
         nids, links = self._nids, self._index.links
         if not self._is_crowded:
             self._enter_rest()
-            has_data = (FOLDER, LINK)
+            has_data = (DIRECTORY, LINK)
             self._in_blocks = [entry for entry in self._near if self._types[entry] in has_data]
         nid = self._singles_at // NID_BYTES
         for entry, address in enumerate(self._addresses):
@@ -278,23 +278,23 @@ class _Writer:
             for entry, link in enumerate(links):
                 if link != -1:
                     nids[entry] = nids[link]
-        # fsck.erofs reads where attributes would begin, also behind a last inode that has none.
+        # fsck.erofs reads where attributes would begin, even after a last inode without any.
         last_at = at if at > self._singles_at else self._last_at
         block = max(self._singles_at // UNIT_BYTES, -(-(last_at + XATTR_HEADER_BYTES) // UNIT_BYTES))
         self._end_block = self._place_blocks(self._in_blocks, block)
 
     def _enter_rest(self) -> None:
-        """What is known of all other folders and links when one looks at all entries."""
+        """Record all other directories and links, from all entries."""
         grouped = _group(self._index.parents)
         for entry in self._others:
             kind = self._types[entry]
-            if kind == FOLDER and entry not in self._folders:
+            if kind == DIRECTORY and entry not in self._directories:
                 self._enter(entry, grouped.get(entry, range(0)))
             elif kind == LINK:
                 self._sizes[entry] = len(self._index.targets[entry])
 
-    def _folder(self, children: Sequence[int]) -> _Folder:
-        """Names of a folder, which are sorted already, cut into blocks."""
+    def _directory(self, children: Sequence[int]) -> _Directory:
+        """Cut the sorted names of a directory into blocks."""
         names = list(_take(self._index.names, children))
         if not names or names[0] > b"..":  # nearly always
             names[:0] = (b".", b"..")
@@ -314,23 +314,23 @@ class _Writer:
                     starts.append(place)
                     used = 0
                 used += needed
-        return _Folder(children, names, one, two, starts, used)
+        return _Directory(children, names, one, two, starts, used)
 
-    # ---- where it lies -------------------------------------------------------------------------------------
+    # ---- layout --------------------------------------------------------------------------------------------
     #
-    # The root first, as its number has 16 bits, with what it has of folders and the like; those in one piece; what
-    # is near, if it is not much without anything behind its inodes, as that is not known yet; all other inodes,
-    # then whole blocks.
+    # Order: the root, as its number has 16 bits, with its directories and the like; files in one piece; near
+    # entries (if they are few, without data behind their inodes, as it is not known yet); all other inodes; then
+    # whole blocks.
 
     def _place_inode(self, entry: int, at: int, in_blocks: list[int]) -> int:
-        """Of one that is at `at` or soon after: where the next one may be. `in_blocks` gets those with blocks."""
+        """Place an inode at `at` or soon after; return the next free place. Adds to `in_blocks` if needed."""
         head = self._head_bytes(entry, at)
         size = self._sizes[entry]
-        if self._types[entry] in (FOLDER, LINK):
+        if self._types[entry] in (DIRECTORY, LINK):
             tail = size % UNIT_BYTES
-            if 0 < tail <= MOST_INLINE:
+            if 0 < tail <= MAX_INLINE:
                 self._inline[entry] = tail
-                if (at + head) % UNIT_BYTES + tail > UNIT_BYTES:  # it may not lie in two blocks
+                if (at + head) % UNIT_BYTES + tail > UNIT_BYTES:  # it must not cross a block boundary
                     at = up(up(at + head, UNIT_BYTES) - head, NID_BYTES)
                 head += tail
             if size > self._inline.get(entry, 0):
@@ -339,7 +339,7 @@ class _Writer:
         return up(at + head, NID_BYTES)
 
     def _head_bytes(self, entry: int, at: int) -> int:
-        """Of an inode at `at`, with what always follows it."""
+        """Return the bytes of an inode at `at` with its fixed parts."""
         head = INODE_BYTES + len(self._xattrs.get(entry, b""))
         if self._types[entry] == FILE and self._sizes[entry]:
             pieces = sum(self._index.runs[entry][1::2])
@@ -347,13 +347,13 @@ class _Writer:
         return head
 
     def _place_blocks(self, entries: Sequence[int], block: int) -> int:
-        """Of those that have some, from this one on: the next free one."""
+        """Place the blocks of entries from `block` on; return the next free one."""
         for entry in entries:
             self._blocks[entry] = block
             block += -(-(self._sizes[entry] - self._inline.get(entry, 0)) // UNIT_BYTES)
         return block
 
-    # ---- its bytes -----------------------------------------------------------------------------------------
+    # ---- bytes ---------------------------------------------------------------------------------------------
 
     def _write_super(self, data: Memory, uuid: bytes) -> None:
         index = self._index
@@ -365,7 +365,7 @@ class _Writer:
         SLOT.pack_into(data, DEVICE_SLOT * SLOT_BYTES, b"", index.block_count * BLOCK_UNITS, 0)
 
     def _write_singles(self, data: Memory) -> None:
-        """Those in one piece: what all have alike, then column by column."""
+        """Write inodes of files in one piece: the common fields, then column by column."""
         index = self._index
         is_single = [address != HOLE for address in self._addresses]
         count = sum(is_single)
@@ -386,7 +386,7 @@ class _Writer:
                 words[offset // 4 :: _SINGLE_BYTES // 4] = _words("I", compress(column, is_single))
 
             put(4, index.modes)
-            put(8, index.sizes)  # of 8 bytes; these have no more than a block
+            put(8, index.sizes)  # of 8 bytes; these files have at most one block
             put(20, range(1, len(index) + 1))
             for offset, owners in ((24, index.uids), (28, index.gids)):
                 if owners.count(owners[0]) != len(owners):
@@ -434,14 +434,14 @@ class _Writer:
         if attributes:
             data[at + INODE_BYTES : at + INODE_BYTES + len(attributes)] = attributes
 
-    def _write_folder(self, data: Memory, entry: int) -> None:
+    def _write_directory(self, data: Memory, entry: int) -> None:
         nids, pack = self._nids, DIRENT.pack
-        children, names, one, two, starts, _ = self._folders[entry]
+        children, names, one, two, starts, _ = self._directories[entry]
         numbers, kinds = list(_take(nids, children)), bytearray(_take(self._types, children))
         numbers.insert(one, nids[entry])
         numbers.insert(two, nids[self._index.parents[entry]])
-        kinds.insert(one, FOLDER)
-        kinds.insert(two, FOLDER)
+        kinds.insert(one, DIRECTORY)
+        kinds.insert(two, DIRECTORY)
         last = len(starts) - 1
         for number, start in enumerate(starts):
             if number == last and entry in self._inline:
@@ -457,7 +457,7 @@ class _Writer:
 
 
 def _group(parents: list[int]) -> dict[int, Sequence[int]]:
-    """Entries in each folder that has some, in their order; all of a folder mostly follow each other."""
+    """Return the entries of each non-empty directory, in order; those of one directory are mostly adjacent."""
     found: dict[int, Sequence[int]] = {}
     start = 1
     for parent, run in groupby(islice(parents, 1, None)):
@@ -473,18 +473,18 @@ def _group(parents: list[int]) -> dict[int, Sequence[int]]:
     return found
 
 
-def _group_some(parents: list[int], folders: Collection[int]) -> dict[int, Sequence[int]]:
-    """The same of some folders."""
+def _group_some(parents: list[int], directories: Collection[int]) -> dict[int, Sequence[int]]:
+    """Do the same for some directories."""
     found: dict[int, list[int]] = {}
-    if len(folders) > _FEW:
-        for entry in [entry for entry, parent in enumerate(parents) if parent in folders]:
+    if len(directories) > _FEW:
+        for entry in [entry for entry, parent in enumerate(parents) if parent in directories]:
             found.setdefault(parents[entry], []).append(entry)
         return dict(found)
-    for folder in folders:  # nothing is done for each entry
-        entry = 0  # the root is in no folder
-        for _ in range(parents.count(folder) - (parents[0] == folder)):
-            entry = parents.index(folder, entry + 1)
-            found.setdefault(folder, []).append(entry)
+    for directory in directories:  # no work for each entry
+        entry = 0  # the root is in no directory
+        for _ in range(parents.count(directory) - (parents[0] == directory)):
+            entry = parents.index(directory, entry + 1)
+            found.setdefault(directory, []).append(entry)
     return dict(found)
 
 
@@ -495,7 +495,7 @@ def _take(column: Sequence[T], entries: Sequence[int]) -> Iterable[T]:
 
 
 def _words(kind: Literal["I", "q"], numbers: Iterable[int]) -> memoryview:
-    """Numbers ("I", "q") as words of 32 bits, the lower one first."""
+    """Convert numbers ("I", "q") to 32-bit words, the lower one first."""
     found = array(kind, list(numbers))
     if sys.byteorder == "big":
         found.byteswap()

@@ -1,4 +1,4 @@
-"""EROFS on disk, as far as erofs.py writes it: numbers, structures, small encodings. Pure.
+"""The on-disk format of EROFS, as far as erofs.py writes it: numbers, structures, small encodings. Pure.
 
 Source: fs/erofs/erofs_fs.h of Linux.
 """
@@ -24,7 +24,7 @@ PLAIN, INLINE, CHUNKS = 0, 2, 4  # data layouts
 CHUNK_INDEXES = 0x20
 CHUNK_FORMAT = CHUNK_INDEXES | (BLOCK_UNITS.bit_length() - 1)
 NO_ADDRESS = 0xFFFFFFFF
-MOST_INLINE = 2048  # longer ends get a block of their own
+MAX_INLINE = 2048  # longer tails get a block of their own
 
 SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQB23x")
 SLOT = struct.Struct("<64sII56x")
@@ -39,13 +39,13 @@ FILE_TYPES = {
 }  # fmt: skip
 PREFIXES = ((b"user.", 1), (b"system.posix_acl_access", 2), (b"system.posix_acl_default", 3), (b"trusted.", 4),
              (b"security.", 6))  # fmt: skip
-FILE, FOLDER, LINK = (FILE_TYPES[each] for each in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK))
+FILE, DIRECTORY, LINK = (FILE_TYPES[each] for each in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK))
 OPAQUE = (b"trusted.overlay.opaque", b"y")
 NS = 1_000_000_000
 
 
 def addresses_of(runs: list[int]) -> chain[int]:
-    """Of each piece, HOLE where there is nothing."""
+    """Return the address of each piece, or HOLE."""
     return chain.from_iterable(
         repeat(HOLE, runs[place + 1])
         if runs[place] == HOLE
@@ -55,7 +55,7 @@ def addresses_of(runs: list[int]) -> chain[int]:
 
 
 def encode_xattrs(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """The header and all of them, as they follow an inode."""
+    """Encode the header and all attributes, as they follow an inode."""
     data = bytearray(XATTR_HEADER_BYTES)
     for name, value in pairs:
         prefix, number = next(pair for pair in PREFIXES if name.startswith(pair[0]))
@@ -66,7 +66,7 @@ def encode_xattrs(pairs: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def device_number(major: int, minor: int) -> int:
-    """As the kernel stores it in 32 bits."""
+    """Encode a device number in 32 bits, as the kernel does."""
     return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12
 
 

@@ -1,4 +1,4 @@
-"""Files as they are while a tree is built: attributes, and data as numbers of pieces. Pure."""
+"""Inodes of a tree that is being built: attributes, and data as numbers of pieces. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bootseer.tree.index import BLOCK_UNITS, HOLE
 
 
 class Inode:
-    """A file of any kind. One with several names (hard links) is the same object under each."""
+    """A file of any kind. A file with several names (hard links) is one object under all of them."""
 
     __slots__ = (
         "children", "extents", "gid", "is_opaque", "mode", "mtime_ns", "rdev", "size", "target", "uid", "xattrs",
@@ -21,15 +21,15 @@ class Inode:
         self.gid = gid
         self.mtime_ns = mtime_ns
         self.size = 0  # bytes, of a regular file
-        self.extents: list[tuple[int, int]] = []  # number of a piece, or HOLE, and how many from it on
+        self.extents: list[tuple[int, int]] = []  # number of the first piece, or HOLE, and count
         self.target = b""  # of a symbolic link
         self.rdev: tuple[int, int] | None = None  # of a device
         self.xattrs: list[tuple[bytes, bytes]] = []  # sorted by name
-        self.is_opaque = False  # a folder that hides what lies below it in lower trees
+        self.is_opaque = False  # a directory that hides the contents of lower trees
         self.children: dict[bytes, Inode] | None = {} if stat.S_ISDIR(mode) else None
 
     def add_pieces(self, first: int, count: int) -> None:
-        """More data: pieces from number `first` on, or holes."""
+        """Append data: `count` pieces from number `first` on, or holes."""
         if self.extents:
             last, length = self.extents[-1]
             if first == (HOLE if last == HOLE else last + length):
@@ -38,7 +38,7 @@ class Inode:
         self.extents.append((first, count))
 
     def runs(self, addresses: array[int]) -> list[int]:
-        """(address, pieces) pairs, flat; what goes on by whole blocks is one pair. `addresses`: by piece."""
+        """Return flat (address, pieces) pairs; adjacent whole blocks become one pair. `addresses`: by piece."""
         runs: list[int] = []
         for first, count in self.extents:
             if first == HOLE:

@@ -1,6 +1,6 @@
-"""Packs of a tree that is being built, into the store whose root is the tree's folder: each once.
+"""Writer of packs of a new tree into the store whose root is the tree's directory: each pack once.
 
-What an earlier build has written is found and not written again; what only has its name is replaced.
+Packs of an earlier build are not written again; a file with a pack's name but other contents is replaced.
 """
 
 from __future__ import annotations
@@ -10,35 +10,33 @@ from collections.abc import Sequence
 from bootseer import aio
 from bootseer.errors import AlreadyExists, IntegrityError, NotFound, SourceChanged
 from bootseer.storage import RangeReader, RangeRequest, Store
+from bootseer.storage.small_files import list_if_there
 from bootseer.tree.index import PACKS
 
 
-class PackFolder:
-    """`put` is what `bootseer.tree.building.build` wants: it is called from threads."""
+class PackWriter:
+    """`put` is for `bootseer.tree.builder.building.build`, which calls it from threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def put(self, digest: str, data: bytes) -> None:
-        """Stores a pack under its digest. Raises: StorageError."""
+        """Store a pack under its digest. Raises: StorageError."""
         aio.run_sync(self._put(f"{PACKS}/{digest}", data))
 
     async def check(self, packs: Sequence[tuple[bytes, int]]) -> None:
-        """That the packs (digest, bytes) of a tree are all there; before it is published.
+        """Check before publishing that all packs (digest, bytes) of a tree exist.
 
-        Raises: SourceChanged when somebody took one away meanwhile; StorageError.
+        Raises: SourceChanged when another process has removed one; StorageError.
         """
         if not packs:
             return
-        try:
-            there = {entry.name: entry.size for entry in await self._store.list(PACKS)}
-        except NotFound:
-            there = {}
+        there = {entry.name: entry.size for entry in await list_if_there(self._store, PACKS)}
         for digest, size in packs:
             if there.get(digest.hex()) != size:
                 raise SourceChanged(
-                    f"{self._store.url}: {PACKS}/{digest.hex()} was taken away during the build: build again,"
-                    " and not beside a garbage collection"
+                    f"{self._store.url}: {PACKS}/{digest.hex()} was removed during the build: build again,"
+                    " and not during a garbage collection"
                 )
 
     async def _put(self, path: str, data: bytes) -> None:
@@ -47,10 +45,10 @@ class PackFolder:
                 await writer.write(data)
         except AlreadyExists:
             if not await self._is_same(path, data):
-                await self._store.publish(path, data)  # what has its name is not it
+                await self._store.publish(path, data)  # the file of this name has other contents
 
     async def _is_same(self, path: str, data: bytes) -> bool:
-        """Whether an earlier build has written these bytes there."""
+        """Return whether an earlier build has written these bytes there."""
         try:
             if (await self._store.stat(path)).size != len(data):
                 return False

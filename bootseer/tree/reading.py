@@ -1,7 +1,7 @@
 """Blocks of a tree from a store: read by range, verified, decompressed.
 
-For plain code, in any number of threads.
-The cache of a node has the same interface; this is for whoever needs each block once.
+Synchronous, for any number of threads.
+The block cache of a node has the same interface; this is for users that need each block once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ WINDOW_BLOCKS = 64  # that are read together: 8 MiB at most
 
 
 class BlockSource(Protocol):
-    """Whoever has the blocks of a tree."""
+    """A provider of the blocks of a tree."""
 
     def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes | memoryview]]:
-        """(number, raw bytes) of each, verified. The bytes are good as long as somebody has them.
+        """Yield (number, raw bytes) of each block, verified. The bytes stay valid while they are referenced.
 
         Called from several threads at once. Raises: StorageError, IntegrityError.
         """
 
 
 class StoreBlocks:
-    """A `BlockSource` over a store whose root is the tree's folder. It is used on aio's background loop alone."""
+    """A `BlockSource` over a store whose root is the tree's directory. Uses aio's background loop only."""
 
     def __init__(self, store: Store, index: Index, *, reader: RangeReader | None = None) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class StoreBlocks:
         self._reader = RangeReader(store) if reader is None else reader
 
     def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes]]:
-        """In the order of `numbers`. What is damaged is read once more, another way.
+        """Read in the order of `numbers`. Damaged blocks are read once more, by another route.
 
         Raises: DigestMismatch, Truncated or IntegrityError, which name block, pack and store; StorageError.
         """
@@ -58,7 +58,7 @@ class StoreBlocks:
                 }
                 if not missing:
                     break
-                self._tell_wrong({number: block for number, block in missing.items() if number in stored})
+                self._report_wrong({number: block for number, block in missing.items() if number in stored})
             for number, block in missing.items():
                 raise DigestMismatch(
                     f"{self._where(number, block)} is damaged: its digest is not the one in the index"
@@ -77,13 +77,13 @@ class StoreBlocks:
         aio.run_sync(self._reader.read(requests, attempt=attempt))
         return targets
 
-    def _tell_wrong(self, blocks: dict[int, Block]) -> None:
+    def _report_wrong(self, blocks: dict[int, Block]) -> None:
         if isinstance(self._store, SecondHand):
             for block in blocks.values():
                 self._store.distrust(self._index.pack_path(block.pack), block.offset, block.stored_bytes)
 
     def _unpack(self, number: int, block: Block, stored: memoryview) -> bytes:
-        # `stored` is memory that is used again.
+        # `stored` is a reused buffer.
         return bytes(unpack_block(stored, block.raw_bytes, self._where(number, block)))
 
     def _where(self, number: int, block: Block) -> str:

@@ -1,4 +1,4 @@
-"""Whether every stored byte of a tree is right: all blocks are read, past caches, and compared with the index."""
+"""Verification of every stored byte of a tree: all blocks are read without caches and compared with the index."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ PACKS_AT_ONCE = 4
 Progress = Callable[[int, int], object]  # bytes done, and in all
 
 
-class Fault(NamedTuple):
-    """Something wrong; `block` -1: the pack itself."""
+class TreeFault(NamedTuple):
+    """A fault; `block` -1: in the pack itself."""
 
     block: int
-    pack: str  # path in the tree's folder
+    pack: str  # path in the tree's directory
     offset: int
     what: str
 
 
-class Verified(NamedTuple):
-    """What came of looking at every block."""
+class VerificationResult(NamedTuple):
+    """The result of checking every block."""
 
     blocks: int
     right_blocks: int
     checked_bytes: int  # as stored
-    faults: list[Fault]  # by pack, offset and block
+    faults: list[TreeFault]  # by pack, offset and block
 
 
-async def verify_blocks(store: Store, index: Index, progress: Progress) -> Verified:
-    """Reads every block of the tree whose folder is the root of `store`.
+async def verify_blocks(store: Store, index: Index, progress: Progress) -> VerificationResult:
+    """Read every block of the tree whose directory is the root of `store`.
 
-    Raises: StorageError when the store cannot be read at all: that says nothing of the tree.
+    Raises: StorageError when the store is unreadable, which does not concern the tree.
     """
     checking = _Checking(store, index, progress)
     await checking.run()
     faults = sorted(checking.faults, key=lambda fault: (fault.pack, fault.offset, fault.block))
     wrong = {fault.block for fault in faults if fault.block >= 0}
-    return Verified(index.block_count, index.block_count - len(wrong), checking.done_bytes, faults)
+    return VerificationResult(index.block_count, index.block_count - len(wrong), checking.done_bytes, faults)
 
 
 class _Checking:
@@ -59,7 +59,7 @@ class _Checking:
             self._blocks[index.block(number).pack].append(number)
         self.total_bytes = sum(stored for *_, stored, _ in BLOCK.iter_unpack(index.blocks))
         self.done_bytes = 0
-        self.faults: list[Fault] = []
+        self.faults: list[TreeFault] = []
 
     async def run(self) -> None:
         await aio.map_bounded(self._check_pack, range(len(self._index.packs)), width=PACKS_AT_ONCE)
@@ -77,7 +77,7 @@ class _Checking:
         if there != size:
             self._note(-1, path, 0, f"has {there} bytes instead of {size}")
         whole = hashlib.sha256()
-        place: int | None = 0  # up to where blocks without gaps were hashed; None when they have some
+        place: int | None = 0  # the end of the gapless blocks hashed so far; None after a gap
         for window in self._windows(numbers):
             found = await self._check_window(path, window, there)
             for number in window:
@@ -93,7 +93,7 @@ class _Checking:
             self._note(-1, path, 0, "is not the pack of its name, though its blocks are right")
 
     async def _check_window(self, path: str, window: Sequence[int], there: int) -> dict[int, memoryview]:
-        """The stored bytes of the blocks that are right."""
+        """Return the stored bytes of the valid blocks."""
         right: dict[int, memoryview] = {}
         left = []
         for number in window:
@@ -103,7 +103,7 @@ class _Checking:
             else:
                 left.append(number)
         why: dict[int, str] = {}
-        for attempt in (0, 1):  # the second one by another way: a replica, a new connection
+        for attempt in (0, 1):  # the second one by another route: a replica, a new connection
             if not left:
                 break
             try:
@@ -131,10 +131,10 @@ class _Checking:
         }
 
     def _judge(self, numbers: Sequence[int], data: dict[int, memoryview]) -> dict[int, str]:
-        return {number: why_wrong(self._index.block(number), data[number]) for number in numbers}
+        return {number: block_fault(self._index.block(number), data[number]) for number in numbers}
 
     def _windows(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Neighbours, WINDOW_BYTES at most together."""
+        """Yield groups of neighbours of at most WINDOW_BYTES."""
         window: list[int] = []
         begin = 0
         for number in numbers:
@@ -149,11 +149,11 @@ class _Checking:
             yield window
 
     def _note(self, number: int, path: str, offset: int, what: str) -> None:
-        self.faults.append(Fault(number, path, offset, what))
+        self.faults.append(TreeFault(number, path, offset, what))
 
 
-def why_wrong(block: Block, stored: memoryview) -> str:
-    """PURE: what is wrong with the stored bytes of a block; "" when nothing is."""
+def block_fault(block: Block, stored: memoryview) -> str:
+    """PURE: return the fault of the stored bytes of a block; "" if there is none."""
     if block_digest(stored) != block.digest:
         return "is damaged: its digest is not the one in the index"
     try:

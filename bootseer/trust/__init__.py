@@ -1,6 +1,6 @@
-"""Keys, signatures, and which stores may be believed without them: `Trust` decides, `seal` signs.
+"""Keys, signatures, and stores that are trusted without them: `Trust` decides, `seal` signs.
 
-Names are loaded when first used, so that importing this costs nothing; `cryptography` is when a key is needed.
+Names are loaded when first used, so that importing this costs nothing. `cryptography` is loaded for the first key.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from bootseer.trust.dsse import parse as parse
     from bootseer.trust.dsse import seal as seal
     from bootseer.trust.ed25519 import SigningKey as SigningKey
-    from bootseer.trust.key_folder import KeyFolder as KeyFolder
+    from bootseer.trust.key_folder import KeyDirectory as KeyDirectory
     from bootseer.trust.keys import PublicKey as PublicKey
     from bootseer.trust.keys import TrustedKey as TrustedKey
-    from bootseer.trust.trust import Believed as Believed
     from bootseer.trust.trust import Trust as Trust
+    from bootseer.trust.trust import TrustedPayload as TrustedPayload
 
 _HOMES = {
-    "Believed": "trust",
+    "TrustedPayload": "trust",
     "Envelope": "dsse",
-    "KeyFolder": "key_folder",
+    "KeyDirectory": "key_folder",
     "PublicKey": "keys",
     "SigningKey": "ed25519",
     "Trust": "trust",

@@ -1,7 +1,7 @@
 """DSSE envelopes: a payload, its type, and signatures over both. Pure.
 
-In: bytes from a store, which are not trusted. Out: an Envelope of bounded size, or one error. Whose signatures are
-believed is the business of bootseer.trust.trust. Source: github.com/secure-systems-lab/dsse, protocol.md 1.0.2.
+In: untrusted bytes from a store. Out: an Envelope of bounded size, or one error. bootseer.trust.trust decides
+which signatures are trusted. Source: github.com/secure-systems-lab/dsse, protocol.md 1.0.2.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import msgspec
 
 from bootseer.errors import IntegrityError
 
-MOST_ENVELOPE_BYTES = 64 << 10  # as stored; of those that say so
-MOST_SIGNATURES = 16
-MOST_KEYID_BYTES = 256
-MOST_SIGNATURE_BYTES = 1024  # other tools' keys may sign as well
+MAX_ENVELOPE_BYTES = 64 << 10  # as stored; the default limit
+MAX_SIGNATURES = 16
+MAX_KEYID_BYTES = 256
+MAX_SIGNATURE_BYTES = 1024  # other tools' keys may sign as well
 
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
 class Signature(NamedTuple):
-    """By whom, says whoever wrote it down, and the signature itself."""
+    """A signature with the claimed key."""
 
     keyid: str  # a hint, not covered by any signature; "" where it was left out
     sig: bytes
 
 
 class Envelope(NamedTuple):
-    """What was read; nothing of it is verified yet."""
+    """A parsed envelope, not verified yet."""
 
     payload: bytes
     payload_type: str
@@ -57,7 +57,7 @@ class _WireSignature(msgspec.Struct, omit_defaults=True):
 
 
 class _Wire(msgspec.Struct, rename={"payload_type": "payloadType"}):
-    """Fields that it does not know are left out, as the specification has it: no signature covers them."""
+    """The stored fields. Unknown fields are ignored, as specified: no signature covers them."""
 
     payload: str
     payload_type: str
@@ -65,42 +65,42 @@ class _Wire(msgspec.Struct, rename={"payload_type": "payloadType"}):
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """The pre-authentication encoding: what is signed, so that no type is taken for another."""
+    """Return the pre-authentication encoding, which is signed, so that no type can be mistaken for another."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def seal(payload: bytes, payload_type: str, key: Signer | None, *more: Signer) -> bytes:
-    """An envelope as it is stored, signed by the keys; with None it has no signature."""
+    """Make an envelope as stored, signed by the keys; with None it has no signature."""
     keys: Sequence[Signer] = () if key is None else (key, *more)
     data = pae(payload_type, payload)
     signatures = [_WireSignature(sig=_encode(each.sign(data)), keyid=each.keyid) for each in keys]
     return msgspec.json.encode(_Wire(payload=_encode(payload), payload_type=payload_type, signatures=signatures))
 
 
-def parse(data: bytes, payload_type: str, where: str, *, most_bytes: int = MOST_ENVELOPE_BYTES) -> Envelope:
-    """The envelope in `data`.
+def parse(data: bytes, payload_type: str, where: str, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
+    """Parse the envelope in `data`.
 
     Args: where: names it in errors.
 
-    Raises: IntegrityError for what is too large, is no envelope, or holds another type than `payload_type`.
+    Raises: IntegrityError for data that is too large, is not an envelope, or has another type than `payload_type`.
     """
-    if len(data) > most_bytes:
-        raise IntegrityError(f"{where}: {len(data)} bytes; at most {most_bytes}")
+    if len(data) > max_bytes:
+        raise IntegrityError(f"{where}: {len(data)} bytes; at most {max_bytes}")
     try:
         wire = msgspec.json.decode(data, type=_Wire)
         if wire.payload_type != payload_type:
             raise IntegrityError(f"{where}: holds {wire.payload_type[:80]!r} instead of {payload_type}")
-        if len(wire.signatures) > MOST_SIGNATURES:
-            raise IntegrityError(f"{where}: has {len(wire.signatures)} signatures; at most {MOST_SIGNATURES}")
+        if len(wire.signatures) > MAX_SIGNATURES:
+            raise IntegrityError(f"{where}: has {len(wire.signatures)} signatures; at most {MAX_SIGNATURES}")
         signatures = []
         for each in wire.signatures:
-            if len(each.keyid) > MOST_KEYID_BYTES or len(each.sig) > 2 * MOST_SIGNATURE_BYTES:
+            if len(each.keyid) > MAX_KEYID_BYTES or len(each.sig) > 2 * MAX_SIGNATURE_BYTES:
                 raise IntegrityError(f"{where}: has a signature that is too long")
             signatures.append(Signature(each.keyid, _decode(each.sig)))
         return Envelope(_decode(wire.payload), payload_type, tuple(signatures))
     except (msgspec.MsgspecError, UnicodeError, binascii.Error, RecursionError) as error:
-        raise IntegrityError(f"{where}: is no DSSE envelope, or damaged: {error}") from error
+        raise IntegrityError(f"{where}: is not a DSSE envelope, or is damaged: {error}") from error
 
 
 def _encode(data: bytes) -> str:
@@ -108,5 +108,5 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Either alphabet; nothing but that."""
+    """Decode either alphabet, and nothing else."""
     return base64.b64decode(text.translate(_URL_SAFE).encode("ascii"), validate=True)

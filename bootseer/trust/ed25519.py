@@ -1,4 +1,4 @@
-"""The only door to `cryptography`: ed25519 keys that sign, and verifying. It is loaded when first used."""
+"""The only user of `cryptography`: ed25519 keys that sign, and verification. It is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SigningKey:
     def __init__(self, private: Ed25519PrivateKey, *, name: str = "") -> None:
         self._private = private
         self.public: bytes = private.public_key().public_bytes_raw()
-        self.name = name  # of the public key beside it; for people
+        self.name = name  # of the public key beside it; for messages
 
     @classmethod
     def make(cls, *, name: str = "") -> SigningKey:
-        """A new one."""
+        """Make a new key."""
         try:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         except ModuleNotFoundError as error:
@@ -34,7 +34,7 @@ class SigningKey:
 
     @classmethod
     def from_pem(cls, data: bytes, where: str, *, name: str = "") -> SigningKey:
-        """Of a PKCS8 PEM without a password.
+        """Read a PKCS8 PEM without a password.
 
         Raises: ConfigError for anything else.
         """
@@ -44,17 +44,17 @@ class SigningKey:
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         except ModuleNotFoundError as error:
             raise ConfigError(_MISSING) from error
-        wanted = "an ed25519 key as PKCS8 PEM without a password is wanted, as `bootseer keys make` makes one"
+        wanted = "an ed25519 key as PKCS8 PEM without a password is required, as `bootseer keys make` makes one"
         try:
             private = load_pem_private_key(data, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise ConfigError(f"{where}: is no private key that can be used: {wanted}") from error
+            raise ConfigError(f"{where}: is not a usable private key: {wanted}") from error
         if not isinstance(private, Ed25519PrivateKey):
             raise ConfigError(f"{where}: is a key of another kind: {wanted}")
         return cls(private, name=name)
 
     def to_pem(self) -> bytes:
-        """PKCS8, not encrypted: for a file that nobody else may read."""
+        """Return unencrypted PKCS8, for a file that only its owner may read."""
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
         return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -64,7 +64,7 @@ class SigningKey:
         return keyid_of(self.public)
 
     def sign(self, data: bytes) -> bytes:
-        """64 bytes; the same ones each time."""
+        """Return the signature: 64 bytes, the same each time."""
         return self._private.sign(data)
 
     def __repr__(self) -> str:
@@ -72,12 +72,12 @@ class SigningKey:
 
 
 def keyid_of(public: bytes) -> str:
-    """SHA-256 of the raw public key, hex."""
+    """Return the SHA-256 of the raw public key, in hex."""
     return hashlib.sha256(public).hexdigest()
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the signature is the key's, of these bytes."""
+    """Return whether the signature is this key's signature of `data`."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -1,10 +1,10 @@
-"""Where keys lie: `$BOOTSEER_KEYS`, else `~/.config/bootseer/keys/`; and those that root trusts for everybody.
+"""The directory of keys: `$BOOTSEER_KEYS`, else `~/.config/bootseer/keys/`; and root's trusted keys for all users.
 
-    own.pem        the private key: signs what this user publishes; no job needs it
+    own.pem        the private key, which signs what this user publishes; no job needs it
     own.pub        its public key
     trusted/*.pub  public keys of others; /etc/bootseer/trusted/*.pub are root's
 
-A file that somebody else could have written is not a key, but a reason (`TrustedKeys.ignored`).
+A file that another user could have written does not count as a key; `TrustedKeys.ignored` has the reason.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from bootseer.errors import ConfigError, NotFound
 from bootseer.trust.ed25519 import SigningKey
 from bootseer.trust.keys import PublicKey, TrustedKey, clean_name, parse_public, parse_publics
-from bootseer.trust.owned_files import NotOwnedError, check_owned_folder, own_uids, read_owned
+from bootseer.trust.owned_files import NotOwnedError, check_owned_directory, own_uids, read_owned
 
 VARIABLE = "BOOTSEER_KEYS"
 SYSTEM_TRUSTED = "/etc/bootseer/trusted"
 PRIVATE, PUBLIC, TRUSTED = "own.pem", "own.pub", "trusted"
-MOST_FILE_BYTES = 64 << 10
-MOST_FILES = 1024  # of one folder
-LEAST_KEYID = 4  # characters by which a key may be named
+MAX_FILE_BYTES = 64 << 10
+MAX_FILES = 1024  # of one directory
+MIN_KEYID = 4  # characters of a keyid that are enough to name a key
 
 
 class TrustedKeys(NamedTuple):
-    """What was found."""
+    """The trusted keys."""
 
     keys: tuple[TrustedKey, ...]
-    ignored: tuple[str, ...]  # why files that look like keys are none
+    ignored: tuple[str, ...]  # why files that resemble keys are ignored
 
 
-class KeyFolder:
-    """The keys of this user. Nothing is looked at before it is asked for."""
+class KeyDirectory:
+    """The keys of this user. They are read on demand."""
 
     def __init__(self, path: str, *, system_trusted: str = SYSTEM_TRUSTED) -> None:
         self.path = os.path.abspath(path)
         self._system_trusted = system_trusted
 
     @classmethod
-    def find(cls, environ: Mapping[str, str] | None = None) -> KeyFolder:
-        """The one that the environment means."""
+    def find(cls, environ: Mapping[str, str] | None = None) -> KeyDirectory:
+        """Return the directory from the environment."""
         environ = os.environ if environ is None else environ
         if path := environ.get(VARIABLE):
             return cls(path)
@@ -66,31 +67,31 @@ class KeyFolder:
     def trusted_path(self) -> str:
         return os.path.join(self.path, TRUSTED)
 
-    # ---- the own key ---------------------------------------------------------------------------------------
+    # ---- the user's own key --------------------------------------------------------------------------------
 
     def make(self, name: str) -> SigningKey:
-        """A new key of this user's, which `name` tells from others'.
+        """Make a new key of this user, with `name` for people.
 
-        Raises: ConfigError when there is one, and where others could change it.
+        Raises: ConfigError when there is one already, or if others could change it.
         """
         for path in (self.private_path, self.public_path):
             if os.path.lexists(path):
                 raise ConfigError(
-                    f"{path} is there already: `bootseer keys show` shows it; for a new one move it away first"
+                    f"{path} already exists: `bootseer keys show` shows it; for a new one move it away first"
                 )
-        self._make_folder(self.path)
+        self._make_directory(self.path)
         key = SigningKey.make(name=clean_name(name))
         _write_new(self.private_path, key.to_pem(), 0o600)
         _write_new(self.public_path, PublicKey(key.public, key.name).line.encode() + b"\n", 0o644)
         return key
 
     def read_private(self) -> SigningKey | None:
-        """The key that signs; None if there is none.
+        """Return the key that signs; None if there is none.
 
-        Raises: ConfigError for one that others can read or replace, and for what is no key.
+        Raises: ConfigError for a key that others can read or replace, and for an invalid one.
         """
         try:
-            data, _ = read_owned(self.private_path, most_bytes=MOST_FILE_BYTES, is_secret=True)
+            data, _ = read_owned(self.private_path, max_bytes=MAX_FILE_BYTES, is_secret=True)
         except FileNotFoundError:
             return None
         except NotOwnedError as error:
@@ -105,9 +106,9 @@ class KeyFolder:
         return key
 
     def read_public(self) -> PublicKey | None:
-        """The public key of this user's; None if there is none.
+        """Return the public key of this user; None if there is none.
 
-        Raises: ConfigError for what is no key, or could be anybody's.
+        Raises: ConfigError for an invalid key, or one that another user could have written.
         """
         try:
             public = self._read_public()
@@ -120,15 +121,15 @@ class KeyFolder:
 
     def _read_public(self) -> PublicKey | None:
         try:
-            data, _ = read_owned(self.public_path, most_bytes=MOST_FILE_BYTES)
+            data, _ = read_owned(self.public_path, max_bytes=MAX_FILE_BYTES)
         except FileNotFoundError:
             return None
         return parse_public(_text(data, self.public_path), self.public_path)
 
-    # ---- those of others -----------------------------------------------------------------------------------
+    # ---- keys of others ------------------------------------------------------------------------------------
 
     def read_trusted(self) -> TrustedKeys:
-        """The own key, those in `trusted/`, and root's. What is wrong with a file is a reason, not an error."""
+        """Read the own key, those in `trusted/`, and root's. A faulty file gives a reason, not an error."""
         keys: list[TrustedKey] = []
         ignored: list[str] = []
         try:
@@ -137,35 +138,35 @@ class KeyFolder:
                 keys.append(TrustedKey(public, self.public_path))
         except ConfigError as error:
             ignored.append(str(error))
-        for folder, uids in ((self.trusted_path, own_uids()), (self._system_trusted, frozenset((0,)))):
-            for path in _list_keys(folder, ignored):
+        for directory, uids in ((self.trusted_path, own_uids()), (self._system_trusted, frozenset((0,)))):
+            for path in _list_keys(directory, ignored):
                 try:
-                    data, _ = read_owned(path, most_bytes=MOST_FILE_BYTES, uids=uids)
+                    data, _ = read_owned(path, max_bytes=MAX_FILE_BYTES, uids=uids)
                     found = parse_publics(_text(data, path), path)
                     keys += [TrustedKey(key, path) for key in found]
                 except FileNotFoundError:
-                    continue  # taken away at this moment, or a link to nothing
+                    continue  # removed at this moment, or a dangling link
                 except (NotOwnedError, ConfigError) as error:
                     ignored.append(str(error))
         return TrustedKeys(tuple(keys), tuple(ignored))
 
     def add(self, key: PublicKey) -> str:
-        """Trusts a key; gives the path of its file."""
+        """Trust a key; return the path of its file."""
         for known in self.read_trusted().keys:
             if known.key.raw == key.raw:
                 return known.path
-        self._make_folder(self.trusted_path)
+        self._make_directory(self.trusted_path)
         slug = re.sub(r"[^A-Za-z0-9._@-]+", "-", key.name)[:64].strip("-.") or "key"
         path = os.path.join(self.trusted_path, f"{slug}-{key.keyid[:8]}.pub")
         if os.path.lexists(path):
-            raise ConfigError(f"{path} is there already and is not used: `bootseer keys list` says why")
+            raise ConfigError(f"{path} already exists and is not used: `bootseer keys list` shows why")
         _write_new(path, key.line.encode() + b"\n", 0o644)
         return path
 
     def forget(self, which: str) -> list[TrustedKey]:
-        """No longer trusts the key of this name, or whose keyid begins so; gives what was taken away.
+        """Remove the trust in a key, by its name or the beginning of its keyid; return the removed entries.
 
-        Raises: NotFound; ConfigError when several keys are meant, and for keys that are not in `trusted/`.
+        Raises: NotFound; ConfigError when several keys match, and for keys that are not in `trusted/`.
         """
         meant = [each for each in self.read_trusted().keys if _is_meant(each.key, which)]
         if not meant:
@@ -175,50 +176,52 @@ class KeyFolder:
             raise ConfigError(f"{which!r} means several keys: name one by its keyid: {ids}")
         for each in meant:
             if os.path.dirname(each.path) != self.trusted_path:
-                raise ConfigError(f"{each.path} is not in {self.trusted_path}: whoever put it there takes it away")
+                raise ConfigError(f"{each.path} is not in {self.trusted_path}: its owner has to remove it")
         for each in meant:
-            _take_out(each)
+            _remove_from_file(each)
         return meant
 
-    def _make_folder(self, path: str) -> None:
-        """With those above it, all for this user alone."""
+    def _make_directory(self, path: str) -> None:
+        """Make a directory and its missing parents, all for this user alone."""
         missing = []
         above = path
         while not os.path.isdir(above):
             missing.append(above)
             above = os.path.dirname(above)
         try:
-            for folder in reversed(missing):
-                os.mkdir(folder, 0o700)
-            check_owned_folder(path)
+            for directory in reversed(missing):
+                os.mkdir(directory, 0o700)
+            check_owned_directory(path)
         except FileExistsError as error:
-            raise ConfigError(f"{error.filename} is in the way of a folder for keys") from error
+            raise ConfigError(f"{error.filename} is a file, but a directory for keys is needed there") from error
         except OSError as error:
-            raise ConfigError(f"{path} cannot be made: {error.strerror}: set {VARIABLE} to a folder") from error
+            raise ConfigError(f"{path} cannot be made: {error.strerror}: set {VARIABLE} to a directory") from error
         except NotOwnedError as error:
-            raise ConfigError(f"keys in {path} would not be believed: {error}") from error
+            raise ConfigError(f"keys in {path} would not be trusted: {error}") from error
 
 
-def _list_keys(folder: str, ignored: list[str]) -> list[str]:
+def _list_keys(directory: str, ignored: list[str]) -> list[str]:
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".pub") and not name.startswith("."))
+        names = sorted(
+            name for name in os.listdir(directory) if name.endswith(".pub") and not name.startswith(".")
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        ignored.append(f"{folder} cannot be listed: {error.strerror}")
+        ignored.append(f"{directory} cannot be listed: {error.strerror}")
         return []
-    if len(names) > MOST_FILES:
-        ignored.append(f"{folder} has {len(names)} keys; only the first {MOST_FILES} are read")
-    return [os.path.join(folder, name) for name in names[:MOST_FILES]]
+    if len(names) > MAX_FILES:
+        ignored.append(f"{directory} has {len(names)} keys; only the first {MAX_FILES} are read")
+    return [os.path.join(directory, name) for name in names[:MAX_FILES]]
 
 
 def _is_meant(key: PublicKey, which: str) -> bool:
-    is_start = len(which) >= LEAST_KEYID and key.keyid.startswith(which.lower())
+    is_start = len(which) >= MIN_KEYID and key.keyid.startswith(which.lower())
     return is_start or (which != "" and which in (key.name, key.line, key.fingerprint))
 
 
-def _take_out(trusted: TrustedKey) -> None:
-    """A file may hold others as well; those stay."""
+def _remove_from_file(trusted: TrustedKey) -> None:
+    """Remove a key from its file, which may contain others; those stay."""
     try:
         with open(trusted.path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -230,7 +233,7 @@ def _take_out(trusted: TrustedKey) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"{trusted.path} cannot be taken away: {error.strerror}") from error
+        raise ConfigError(f"{trusted.path} cannot be removed: {error.strerror}") from error
 
 
 def _holds(line: str, key: PublicKey) -> bool:
@@ -241,7 +244,7 @@ def _holds(line: str, key: PublicKey) -> bool:
 
 
 def _write_new(path: str, data: bytes, mode: int) -> None:
-    """Whole or not at all, and never over something."""
+    """Write a new file atomically, and never replace one."""
     _with_aside(path, data, mode, lambda aside: os.link(aside, path, follow_symlinks=False))
 
 
@@ -255,16 +258,16 @@ def _with_aside(path: str, data: bytes, mode: int, publish: Callable[[str], None
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with open(fd, "wb") as file:
-                os.fchmod(file.fileno(), mode)  # whatever the umask is
+                os.fchmod(file.fileno(), mode)  # regardless of the umask
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             publish(aside)
         finally:
-            if os.path.lexists(aside):
+            with suppress(OSError):  # a rename has moved it; after a link the key has its name
                 os.unlink(aside)
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already") from error
+        raise ConfigError(f"{path} already exists") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -273,4 +276,4 @@ def _text(data: bytes, path: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is no public key") from error
+        raise ConfigError(f"{path}: is not a public key") from error

@@ -1,6 +1,6 @@
-"""Public keys as OpenSSH writes them: `ssh-ed25519 AAAA... name`. Pure.
+"""Public keys in the format of OpenSSH: `ssh-ed25519 AAAA... name`. Pure.
 
-So keys that ssh-keygen made can be trusted as well, and those of Bootseer be kept where ssh keys are.
+So keys of ssh-keygen can be trusted too, and Bootseer's keys can be kept with ssh keys.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from bootseer.errors import ConfigError
 from bootseer.trust.ed25519 import PUBLIC_BYTES, keyid_of
 
 KIND = "ssh-ed25519"
-MOST_NAME = 200  # characters
+MAX_NAME = 200  # characters
 _BLOB = struct.Struct(f">I{len(KIND)}sI{PUBLIC_BYTES}s")
 
 
 class PublicKey(NamedTuple):
-    """An ed25519 key that verifies."""
+    """An ed25519 key for verification."""
 
     raw: bytes  # 32 bytes
-    name: str = ""  # the comment of its line: says nothing for sure
+    name: str = ""  # the comment of its line, unverified
 
     @property
     def keyid(self) -> str:
-        """As in envelopes: SHA-256 of the raw key, hex."""
+        """The ID in envelopes: SHA-256 of the raw key, in hex."""
         return keyid_of(self.raw)
 
     @property
     def line(self) -> str:
-        """As in a .pub file, without the line feed."""
+        """The line of a .pub file, without the line feed."""
         return " ".join(filter(None, (KIND, base64.b64encode(self._blob()).decode("ascii"), self.name)))
 
     @property
     def fingerprint(self) -> str:
-        """As `ssh-keygen -l` shows it."""
+        """The fingerprint as `ssh-keygen -l` shows it."""
         digest = hashlib.sha256(self._blob()).digest()
         return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
@@ -46,28 +46,28 @@ class PublicKey(NamedTuple):
 
 
 class TrustedKey(NamedTuple):
-    """A public key, and the file that says that it is trusted."""
+    """A public key, and the file that makes it trusted."""
 
     key: PublicKey
     path: str
 
     @property
     def shown(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return f"{self.key.name or 'key'} ({self.key.keyid[:16]})"
 
 
 def parse_public(text: str, where: str) -> PublicKey:
-    """The key in one line.
+    """Parse the key in one line.
 
-    Raises: ConfigError for private keys, other kinds, and what is no key.
+    Raises: ConfigError for private keys, other kinds, and invalid keys.
     """
     if "PRIVATE KEY" in text:
         raise ConfigError(f"{where}: is a private key: give the public one beside it (.pub)")
     kind, _, rest = text.strip().partition(" ")
     encoded, _, name = rest.strip().partition(" ")
     if kind.startswith(("ssh-", "ecdsa-", "sk-")) and kind != KIND:
-        raise ConfigError(f"{where}: is a key of kind {kind[:40]}; only {KIND} is known: ssh-keygen -t ed25519")
+        raise ConfigError(f"{where}: is a key of kind {kind[:40]}; supported is {KIND}: ssh-keygen -t ed25519")
     try:
         blob = base64.b64decode(encoded.encode("ascii"), validate=True)
         length, inner, size, raw = _BLOB.unpack(blob)
@@ -75,19 +75,19 @@ def parse_public(text: str, where: str) -> PublicKey:
         length = size = 0
         inner = raw = b""
     if kind != KIND or (length, inner, size) != (len(KIND), KIND.encode(), PUBLIC_BYTES):
-        raise ConfigError(f"{where}: is no public key: a line '{KIND} AAAA... name' is wanted")
+        raise ConfigError(f"{where}: is not a public key: a line '{KIND} AAAA... name' is required")
     return PublicKey(raw, clean_name(name))
 
 
 def parse_publics(text: str, where: str) -> list[PublicKey]:
-    """All keys of a file, one a line; empty lines and those that begin with '#' are left out."""
+    """Parse all keys of a file, one per line; skip empty lines and those that begin with '#'."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if "PRIVATE KEY" in text:
-        lines = [text]  # said once
+        lines = [text]  # one error for all lines
     return [parse_public(line, where) for line in lines]
 
 
 def clean_name(name: str) -> str:
-    """On one line, and nothing that a terminal would act on."""
+    """Return a name on one line, without control characters."""
     shown = "".join(char if char.isprintable() else " " if char.isspace() else "" for char in name)
-    return " ".join(shown.split())[:MOST_NAME].strip()
+    return " ".join(shown.split())[:MAX_NAME].strip()

@@ -1,10 +1,10 @@
-"""Files of this machine that nobody else could have put there or written to.
+"""Reads of local files that no other user could have created or written to.
 
-A file counts when it and every folder above it, up to /, belongs to one of the given users and neither group nor
-others may write to it; folders with the sticky bit (/tmp) may stand above. The way is walked by descriptors, each
-opened in the one before without following links; links on the way are resolved here, and belong to those users
-too. So there is no moment between a check and a use in which a name could be exchanged. POSIX ACLs that let
-somebody write show in the group bits. Not seen: ACLs of NFSv4, and what a server or the kernel lies about.
+A file qualifies if it and every directory above it, up to /, belong to one of the given users. Neither group nor
+others may write to them. Directories above may have the sticky bit instead (/tmp). The path is walked by
+descriptors, each opened in the one before without following links. Links on the path are resolved here, and must
+belong to those users too. So no name can be exchanged between a check and a use. POSIX ACLs that grant writing
+show in the group bits. Not detected: ACLs of NFSv4, and false reports of a server or the kernel.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import os
 import stat
 from collections.abc import Set
 
-MOST_LINKS = 40  # as the kernel
+MAX_LINKS = 40  # as in the kernel
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotOwnedError(Exception):
-    """Somebody else could have put it there; the text says where on the way, and why."""
+    """Another user could have created the file; the text names the place on its path, and the reason."""
 
 
 def own_uids() -> frozenset[int]:
-    """This user, and root, who can do anything anyway."""
+    """Return this user and root. Root can do anything anyway."""
     return frozenset((os.geteuid(), 0))
 
 
 def trusted_uids() -> frozenset[int]:
-    """Users who may own the folders above one of ours: this user and root.
+    """Return the users that may own the directories above a trusted file: this user and root.
 
-    In a user namespace without all users, as containers without root have them, root is shown as nobody, and
-    cannot be told from others that are not mapped either.
+    In a user namespace without all users, as in containers without root, root appears as user `nobody`. It is then
+    indistinguishable from other unmapped users.
     """
     uids = own_uids()
     try:
@@ -46,11 +46,11 @@ def trusted_uids() -> frozenset[int]:
 
 
 def read_owned(
-    path: str, *, most_bytes: int, uids: Set[int] | None = None, is_secret: bool = False
+    path: str, *, max_bytes: int, uids: Set[int] | None = None, is_secret: bool = False
 ) -> tuple[bytes, os.stat_result]:
-    """A whole file that only `uids` (by default `own_uids`) can have written.
+    """Read a whole file that only `uids` (by default `own_uids`) can have written.
 
-    Args: is_secret: nobody else may read it either; a file that root provides may be shared with a group.
+    Args: is_secret: no other user may read it either; a file of root may be shared with a group.
 
     Raises: NotOwnedError; FileNotFoundError.
     """
@@ -62,40 +62,40 @@ def read_owned(
         if is_secret and status.st_mode & others:
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
             raise NotOwnedError(f"{path} can be read by others (mode {mode}): chmod 600 {path}")
-        if status.st_size > most_bytes:
-            raise NotOwnedError(f"{path} has {status.st_size} bytes; at most {most_bytes}")
-        return _read(fd, path, most_bytes), status
+        if status.st_size > max_bytes:
+            raise NotOwnedError(f"{path} has {status.st_size} bytes; at most {max_bytes}")
+        return _read(fd, path, max_bytes), status
     finally:
         os.close(fd)
 
 
-def check_owned_folder(path: str, *, uids: Set[int] | None = None) -> None:
-    """That nobody but `uids` can change what is in a folder.
+def check_owned_directory(path: str, *, uids: Set[int] | None = None) -> None:
+    """Check that only `uids` can change the contents of a directory.
 
     Raises: NotOwnedError; FileNotFoundError.
     """
     os.close(_open_path(path, own_uids() if uids is None else uids, is_folder=True))
 
 
-def _read(fd: int, path: str, most_bytes: int) -> bytes:
-    """Of what an O_PATH descriptor stands for: the very file that was checked."""
+def _read(fd: int, path: str, max_bytes: int) -> bytes:
+    """Read the very file of an O_PATH descriptor, which was checked."""
     try:
         reading_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise NotOwnedError(f"{path} cannot be read: {error.strerror}") from error
     with open(reading_fd, "rb", buffering=0) as file:
         parts = []
-        left = most_bytes + 1
+        left = max_bytes + 1
         while left > 0 and (part := file.read(left)):
             parts.append(part)
             left -= len(part)
     if left <= 0:
-        raise NotOwnedError(f"{path} has more than {most_bytes} bytes")
+        raise NotOwnedError(f"{path} has more than {max_bytes} bytes")
     return b"".join(parts)
 
 
 def _open_path(path: str, uids: Set[int], *, is_folder: bool) -> int:
-    """An O_PATH descriptor of what `path` (absolute) leads to, every step of it checked."""
+    """Return an O_PATH descriptor of `path` (absolute), with every step of it checked."""
     if not path.startswith("/"):
         raise ValueError(f"{path!r} is not absolute")
     walk = _Walk(uids)
@@ -104,13 +104,13 @@ def _open_path(path: str, uids: Set[int], *, is_folder: bool) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise NotOwnedError(f"{path} cannot be looked at: {error.strerror}") from error
+        raise NotOwnedError(f"{path} cannot be inspected: {error.strerror}") from error
     finally:
         walk.close()
 
 
 class _Walk:
-    """From / down; `_fds` are the folders from / to where it is, none of them reached by a link."""
+    """A walk from / down; `_fds` are the directories from / to the current one, none of them reached by a link."""
 
     def __init__(self, uids: Set[int]) -> None:
         self._uids = uids
@@ -118,7 +118,7 @@ class _Walk:
         self._names: list[str] = []
 
     def to(self, path: str, *, is_folder: bool) -> int:
-        self._enter(os.open("/", _FOLDER), "", device=None)
+        self._enter(os.open("/", _DIRECTORY), "", device=None)
         todo = _steps(path)
         links = 0
         while todo:
@@ -133,7 +133,7 @@ class _Walk:
                 self._check_owner(status, here)
                 if stat.S_ISLNK(status.st_mode):
                     links += 1
-                    if links > MOST_LINKS:
+                    if links > MAX_LINKS:
                         raise NotOwnedError(f"{path} leads through too many links")
                     target = os.readlink("", dir_fd=fd)  # of the link that was checked
                     if target.startswith("/"):
@@ -141,8 +141,8 @@ class _Walk:
                     todo += _steps(target)
                 elif stat.S_ISDIR(status.st_mode):
                     device = os.fstat(self._fds[-1]).st_dev
-                    folder_fd, fd = fd, -1
-                    self._enter(folder_fd, name, device=device)
+                    directory_fd, fd = fd, -1
+                    self._enter(directory_fd, name, device=device)
                 else:
                     self._check_file(status, here, is_wanted=not is_folder and not todo)
                     self._check_last()
@@ -152,7 +152,7 @@ class _Walk:
                 if fd >= 0:
                     os.close(fd)
         if not is_folder:
-            raise NotOwnedError(f"{path} is a folder, not a file")
+            raise NotOwnedError(f"{path} is a directory, not a file")
         self._check_last()
         return os.dup(self._fds[-1])
 
@@ -173,7 +173,7 @@ class _Walk:
             self._check_mount(status.st_dev, here)
 
     def _leave(self) -> None:
-        if len(self._fds) > 1:  # above / is /
+        if len(self._fds) > 1:  # the parent of / is /
             os.close(self._fds.pop())
             self._names.pop()
 
@@ -186,19 +186,19 @@ class _Walk:
             raise NotOwnedError(f"{here} belongs to {_user(status.st_uid)}, not to {_users(self._uids)}")
 
     def _check_last(self) -> None:
-        """The folder it is in: the sticky bit keeps others from exchanging names, not from adding some."""
+        """Check the file's directory: the sticky bit prevents others from exchanging names, not from adding."""
         status = os.fstat(self._fds[-1])
         if status.st_mode & _OTHERS_WRITE:
             raise NotOwnedError(_writable("/".join(self._names) or "/", status))
 
     def _check_file(self, status: os.stat_result, here: str, *, is_wanted: bool) -> None:
         if not is_wanted or not stat.S_ISREG(status.st_mode):
-            raise NotOwnedError(f"{here} is not what it should be: a {'file' if is_wanted else 'folder'}")
+            raise NotOwnedError(f"{here} is not what it should be: a {'file' if is_wanted else 'directory'}")
         if status.st_mode & _OTHERS_WRITE:
             raise NotOwnedError(_writable(here, status))
 
     def _check_mount(self, device: int, here: str) -> None:
-        """Who mounts a FUSE file system says himself whose its files are."""
+        """Check the user of a FUSE mount: that user decides the owners of its files."""
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             users = foreign_fuse_users(file.read(), device, self._uids)
         if users:
@@ -206,7 +206,7 @@ class _Walk:
 
 
 def foreign_fuse_users(mountinfo: str, device: int, uids: Set[int]) -> list[str]:
-    """Who else than `uids` mounted the FUSE file system of this device, if it is one (/proc/PID/mountinfo)."""
+    """Return other users than `uids` that mounted the FUSE file system of this device (/proc/PID/mountinfo)."""
     number = f"{os.major(device)}:{os.minor(device)}"
     found = []
     for line in mountinfo.splitlines():
@@ -220,7 +220,7 @@ def foreign_fuse_users(mountinfo: str, device: int, uids: Set[int]) -> list[str]
 
 
 def _steps(path: str) -> list[str]:
-    """Names in it, the first one last."""
+    """Return the names in a path, last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 

@@ -1,4 +1,4 @@
-"""How what a command publishes is signed: by this user's key, by another one, or not at all."""
+"""Choice of the key that signs published data: this user's, another one, or none."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 from bootseer.errors import ConfigError
 from bootseer.trust.ed25519 import SigningKey
-from bootseer.trust.key_folder import MOST_FILE_BYTES
+from bootseer.trust.key_folder import MAX_FILE_BYTES
 from bootseer.trust.owned_files import NotOwnedError, read_owned
 from bootseer.trust.trust import Trust
 
 
 class Signing(NamedTuple):
-    """What the user asked for."""
+    """The user's choice."""
 
     key_path: str = ""  # of a private key; "": this user's own, if there is one
     is_unsigned: bool = False
 
     def key(self, trust: Trust) -> SigningKey | None:
-        """Raises: ConfigError for a key that cannot be used."""
+        """Return the key. Raises: ConfigError for an unusable one."""
         if self.is_unsigned:
             return None
         if not self.key_path:
             return trust.signing_key()
         path = os.path.abspath(self.key_path)
         try:
-            data, _ = read_owned(path, most_bytes=MOST_FILE_BYTES, is_secret=True)
+            data, _ = read_owned(path, max_bytes=MAX_FILE_BYTES, is_secret=True)
         except FileNotFoundError as error:
             raise ConfigError(f"{path}: there is no such key; `bootseer keys make` makes one") from error
         except NotOwnedError as error:

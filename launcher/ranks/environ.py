@@ -1,7 +1,7 @@
-"""The variables that a rank gets in addition to the launcher's own. Pure.
+"""The environment variables that a rank gets in addition to the launcher's own. Pure.
 
 In: the job's names and numbers, the world of the attempt, the rank's place in it. Out: torchrun's contract. One
-value differs on purpose: TORCHELASTIC_USE_AGENT_STORE is False, as no launcher without torch can host the store;
+value differs on purpose: TORCHELASTIC_USE_AGENT_STORE is False. A launcher without torch cannot host the store, so
 rank 0 does.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from bootseer.light_typing import Protocol
 from launcher.rendezvous.messages import World
 
-# Those that are bootrun's alone to set.
+# Only bootrun may set these.
 RANK_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -26,7 +26,7 @@ RANK_VARIABLES = frozenset(
 
 
 class JobValues(Protocol):
-    """The part of the launch specification that ranks are told."""
+    """The part of the launch specification that ranks receive."""
 
     @property
     def run_id(self) -> str: ...
@@ -43,9 +43,9 @@ class JobValues(Protocol):
 
 
 def constant_environ(job: JobValues, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that all ranks of this node have alike, in all attempts.
+    """Return the variables that are the same for all ranks of this node, in all attempts.
 
-    Args: inherited: the launcher's environment, which the rank has anyway.
+    Args: inherited: the launcher's environment, which the rank inherits.
     """
     environ = {
         "LOCAL_WORLD_SIZE": str(job.nproc),
@@ -71,10 +71,10 @@ def rank_environ(
     visible_devices: str | None,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """The variables to add for one rank.
+    """Return the variables to add for one rank.
 
-    Args: error_file: "" for none; visible_devices: CUDA_VISIBLE_DEVICES if the rank gets a value of its own;
-        inherited: the launcher's environment, which the rank has anyway.
+    Args: error_file: "" for none; visible_devices: CUDA_VISIBLE_DEVICES if the rank gets its own value;
+        inherited: the launcher's environment, which the rank inherits.
     """
     environ = {
         **constant_environ(job, inherited),

@@ -1,8 +1,8 @@
-"""What the end of a rank says: its status in words, and whether it is a cause or the consequence of another's end.
+"""The end of a rank: its status in words, and whether it is a cause or the consequence of another rank's end.
 
-In goes a Failure, out come words and a Kind; pure. A rank whose partner died ends with an error of gloo, NCCL or
-the store, whose words are known (`SIGNS`, taken from torch 2.13 and NCCL, older wordings included). Words that
-users' own code may print as well ("Connection reset by peer") count only together with those of the libraries.
+In: a Failure. Out: words and a Kind; pure. A rank whose partner died ends with an error of gloo, NCCL or the
+store, whose messages are known (`SIGNS`, taken from torch 2.13 and NCCL, older wordings included). Words that
+users' own code may also print ("Connection reset by peer") count only together with those of the libraries.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import NamedTuple
 from launcher.rendezvous.messages import Failure
 
 
-class Kind(IntEnum):
-    """Why a rank ended, as far as can be told; the smaller, the nearer to the first failure."""
+class FailureOrigin(IntEnum):
+    """Why a rank ended, as far as is known; the smaller, the nearer to the first failure."""
 
-    CAUSE = 0  # nothing says that it was another's fault
+    CAUSE = 0  # no evidence that another rank is at fault
     CONSEQUENCE = 1
-    STOPPED = 2  # ended after bootrun had told it to
+    STOPPED = 2  # ended after bootrun stopped it
 
 
 class Sign(NamedTuple):
-    """Words that tell a consequence."""
+    """A pattern that shows a consequence."""
 
     pattern: str
     what: str
-    weak: bool = False  # a timeout: somebody did not come, who may have failed or only been slow
-    beside: str = ""  # counts only where this is, too
+    weak: bool = False  # a timeout: a peer did not respond; it may have failed or only been slow
+    beside: str = ""  # counts only where this text is present, too
 
 
 _GLOO = r"gloo/\S{1,80}\] "
@@ -54,7 +54,7 @@ SIGNS: tuple[Sign, ...] = (
     Sign(r"onnection closed by remote peer", "NCCL: peer closed"),
     Sign(r"> failed : (?:Connection reset by peer|Broken pipe)", "NCCL: peer lost"),
     Sign(r"NET/IB ?: Got completion from peer", "NCCL: peer lost"),
-    Sign(r"dump signal[^\n]{0,80} from (?:another )?rank", "NCCL: told by another rank"),
+    Sign(r"dump signal[^\n]{0,80} from (?:another )?rank", "NCCL: dump signal from another rank"),
     Sign(r"Watchdog caught collective operation timeout", "NCCL: timeout", weak=True),
     Sign(r"Some NCCL operations have failed or timed out", "NCCL: timeout", weak=True),
     Sign(r" failed on SocketImpl", "store: peer lost"),
@@ -67,7 +67,7 @@ SIGNS: tuple[Sign, ...] = (
     Sign(r"Timed out after \d+ seconds waiting for clients", "store: timeout", weak=True),
 )
 
-MOST_SEARCHED_CHARACTERS = 32 << 10  # what an exception says comes at its end
+MAX_SEARCHED_CHARACTERS = 32 << 10  # the message of an exception is at its end
 _WARNING = re.compile(r"^(?:\[rank\d+\]:)?\s*\[[WI]\d*\s[^\n]*$", re.MULTILINE)
 _RANK_LABEL = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
@@ -78,25 +78,25 @@ _CHAINED = (
 _compiled: list[re.Pattern[str]] = []
 
 
-def get_ready() -> None:
-    """What the first call would have to do is done now."""
+def compile_patterns() -> None:
+    """Compile the patterns now, so that the first call need not."""
     if not _compiled:
         _compiled.extend(re.compile(sign.pattern) for sign in SIGNS)
 
 
-def classify(failure: Failure) -> Kind:
-    """Cause, consequence or stopped by us."""
+def classify(failure: Failure) -> FailureOrigin:
+    """Return the kind: cause, consequence or stopped by bootrun."""
     if failure.stopped_by_us:
-        return Kind.STOPPED
-    return Kind.CAUSE if find_sign(failure) is None else Kind.CONSEQUENCE
+        return FailureOrigin.STOPPED
+    return FailureOrigin.CAUSE if find_sign(failure) is None else FailureOrigin.CONSEQUENCE
 
 
 def find_sign(failure: Failure) -> Sign | None:
-    """What tells that the failure is another's consequence; strong signs before weak ones."""
+    """Return the sign that the failure is a consequence of another; strong signs before weak ones."""
     text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
     if not text:
         return None
-    get_ready()
+    compile_patterns()
     found = [
         sign
         for sign, pattern in zip(SIGNS, _compiled, strict=True)
@@ -106,14 +106,14 @@ def find_sign(failure: Failure) -> Sign | None:
 
 
 def first_exception(message: str, traceback: str, stderr_tail: Sequence[str]) -> str:
-    """The part of what a rank left that tells why it ended: of chained exceptions the first.
+    """Return the part of a rank's error text that explains its end: the first of chained exceptions.
 
-    A barrier in a `finally` fails too after the exception that brought it there; the second is no evidence.
+    A barrier in a `finally` also fails after the exception that led to it; the second exception is no evidence.
     """
     if traceback:
-        return _first_of_chain(traceback)[-MOST_SEARCHED_CHARACTERS:]
+        return _first_of_chain(traceback)[-MAX_SEARCHED_CHARACTERS:]
     text = _RANK_LABEL.sub("", _WARNING.sub("", "\n".join(stderr_tail)))
-    return f"{message}\n{_first_of_chain(_last_chain(text))}".strip()[-MOST_SEARCHED_CHARACTERS:]
+    return f"{message}\n{_first_of_chain(_last_chain(text))}".strip()[-MAX_SEARCHED_CHARACTERS:]
 
 
 def _first_of_chain(text: str) -> str:
@@ -122,7 +122,7 @@ def _first_of_chain(text: str) -> str:
 
 
 def _last_chain(text: str) -> str:
-    """From the heading of the last traceback, or of the first one it is chained to, to the end."""
+    """Return the text from the last traceback's heading, or from the first one that it is chained to."""
     start = text.rfind(_TRACEBACK)
     while start > 0 and text[:start].rstrip().endswith(_CHAINED):
         start = max(0, text.rfind(_TRACEBACK, 0, start))
@@ -133,7 +133,7 @@ def _last_chain(text: str) -> str:
 
 
 def signal_name(status: int) -> str:
-    """SIGKILL for -9; "" for a status that is no signal."""
+    """Return the name of the signal, SIGKILL for -9; "" for a status that is no signal."""
     if status >= 0:
         return ""
     try:
@@ -145,26 +145,26 @@ def signal_name(status: int) -> str:
 
 
 _HINTS = {
-    "SIGKILL": "perhaps out of memory: the kernel log would say so",
+    "SIGKILL": "perhaps out of memory: see the kernel log",
     "SIGSEGV": "an invalid memory access in native code",
-    "SIGBUS": "often a full /dev/shm or a file cut while it was mapped",
-    "SIGABRT": "native code gave up; its message is on stderr",
-    "SIGILL": "the processor does not know an instruction of the program",
+    "SIGBUS": "often a full /dev/shm or a file that was truncated while it was mapped",
+    "SIGABRT": "native code aborted; its message is on stderr",
+    "SIGILL": "the processor does not support an instruction of the program",
     "SIGXCPU": "over its CPU time limit",
     "SIGXFSZ": "over its file size limit",
-    "SIGPIPE": "wrote to a pipe or socket that nobody reads",
+    "SIGPIPE": "wrote to a pipe or socket that has no reader",
 }
 
 
 def describe_end(failure: Failure) -> str:
-    """How a rank ended, in words."""
+    """Return how a rank ended, in words."""
     if failure.mounts and signal_name(failure.status) == "SIGBUS":
         return "ended by SIGBUS (a mapped file could not be read)"
     return describe_status(failure.status)
 
 
 def describe_status(status: int) -> str:
-    """How a process ended, in words; what is only likely is said to be so."""
+    """Return how a process ended, in words; mark as likely what is not certain."""
     if status >= 0:
         name = signal_name(128 - status) if 128 < status <= 128 + signal.SIGRTMAX else ""
         return f"exit status {status}" + (f" (shells give this for {name})" if name else "")

@@ -1,7 +1,7 @@
-"""The ranks of one attempt on this node: started through the guard, their exits turned into facts.
+"""The ranks of one attempt on this node: started through the supervisor, their exits turned into facts.
 
-Knows commands, environment, log files and error files of its ranks; knows nothing of other nodes. Separate from
-the agent, which decides with the coordinator what to do about the facts.
+Knows commands, environment, log files and error files of its ranks, but nothing of other nodes. Separate from the
+agent, which decides with the coordinator how to react to the facts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 
 from bootseer.light_typing import TYPE_CHECKING, NamedTuple
-from launcher.guard_client import Exited, GuardClient, SpawnRequest
+from launcher.monitor.samples.stats_page import NO_STATS_PAGE, StatsPageFile, read_exit_status
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
-from launcher.ranks.logs import RankLogs
+from launcher.ranks.output.logs import RankLogs
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import Failure, MountFault, World
 from launcher.spec import LaunchSpec
-from launcher.supervise.page import NO_PAGE, PageFile, read_end
+from launcher.supervisor.client import Exited, SpawnRequest, SupervisorClient
 
 if TYPE_CHECKING:
-    from launcher.ranks.kernel_facts import KernelWord
+    from launcher.ranks.kernel_facts import KernelEvidence
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 16 * 1024
@@ -32,7 +32,7 @@ STDERR_TAIL_BYTES = 16 * 1024
 class RankState(Enum):
     STARTING = "starting"
     RUNNING = "running"
-    LINGERING = "lingering"  # succeeded; descendants of it may still run
+    LINGERING = "lingering"  # succeeded; its descendants may still run
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
@@ -45,7 +45,7 @@ class Rank:
     )
 
     def __init__(
-        self, rank: int, local_rank: int, logs: RankLogs, events_file: str, page: PageFile = NO_PAGE
+        self, rank: int, local_rank: int, logs: RankLogs, events_file: str, page: StatsPageFile = NO_STATS_PAGE
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
@@ -53,29 +53,29 @@ class Rank:
         self.events_file = events_file
         self.page = page
         self.pid = 0
-        self.started_ns = 0  # its exec or fork, of the monotonic clock
+        self.started_ns = 0  # its exec or fork, on the monotonic clock
         self.cpu_s = 0.0
-        self.is_forked = False  # from the preloaded process
+        self.is_forked = False  # from the fork server
         self.state = RankState.STARTING
 
     @property
     def page_file(self) -> str:
-        """Where this node's agent sees its steps (supervise/page.py); "" for nowhere."""
+        """The stats page that shows its steps to the agent (monitor/samples/stats_page.py); "" for none."""
         return self.page.path
 
     @property
     def stacks_file(self) -> str:
-        """Where its stacks come, when asked for (supervise/stacks.py): behind its page."""
+        """The file that receives its stacks on request (monitor/samples/stacks.py): behind its stats page."""
         return self.page.path
 
 
 class GroupEvents(NamedTuple):
-    """What the agent is told of its ranks."""
+    """Callbacks by which the agent learns of its ranks."""
 
     started: Callable[[], object]  # all ranks run
     failed: Callable[[Failure], object]  # the first failure of the group
     exited: Callable[[Rank, Exited], object]  # each rank
-    succeeded: Callable[[], object]  # all ranks ended with 0 and nothing of them is left
+    succeeded: Callable[[], object]  # all ranks ended with 0 and none of their processes is left
     cannot_start: Callable[[str], object]  # one line
 
 
@@ -87,19 +87,19 @@ class RankGroup:
         spec: LaunchSpec,
         world: World,
         node: str,
-        guard: GuardClient,
+        guard: SupervisorClient,
         to_job_clock: Callable[[int], tuple[int, int]],
         events: GroupEvents,
         ranks: list[Rank],
-        kernel_word: Callable[[int], KernelWord | None] = lambda _pid: None,
+        kernel_word: Callable[[int], KernelEvidence | None] = lambda _pid: None,
         checks: Callable[[], tuple[str, ...]] = tuple,
         mounts: Callable[[int], tuple[MountFault, ...]] = lambda _since_ns: (),
     ) -> None:
-        """Args: mounts: what could not be read of mounts of ours since then."""
+        """Args: mounts: returns the read faults of bootrun's mounts since then."""
         self._spec = spec
         self.world = world
         self._node = node
-        self._guard = guard
+        self._supervisor = guard
         self._to_job_clock = to_job_clock
         self._events = events
         self._kernel_word = kernel_word
@@ -107,17 +107,17 @@ class RankGroup:
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
         self.failures: list[Failure] = []
-        self.ended: list[int] = []  # ranks that have ended with 0 before they were told to stop
+        self.ended: list[int] = []  # ranks that have ended with 0 before they were stopped
         self.prepared_ns = time.monotonic_ns()
         self.spawn_began_ns = 0
-        self._stop_told_ns: int | None = None
-        # Ranks whose script was over when they were told to stop, with the status it gave; 0: by an exception.
+        self._stop_reported_ns: int | None = None
+        # Ranks whose script was over when they were stopped, with its status; 0: by an exception.
         self._had_failed: dict[int, int] = {}
 
     # ---- starting --------------------------------------------------------------------------------------------
 
     def begin_spawn(self) -> None:
-        """All that ranks need on this node is there."""
+        """Note that all that ranks need on this node is ready."""
         self.spawn_began_ns = time.monotonic_ns()
 
     def spawn(
@@ -129,11 +129,11 @@ class RankGroup:
         checkpoint: Mapping[str, str],
         fork: bool = False,
     ) -> None:
-        """Starts all ranks.
+        """Start all ranks.
 
-        Args: unset: variables that they do not get; prefix: gives the words before a rank's command (numactl);
-            devices: its CUDA_VISIBLE_DEVICES when it gets one of its own; checkpoint: variables that say where
-            it is; fork: from the preloaded process if that can be.
+        Args: unset: variables that they do not get; prefix: gives the arguments before a rank's command (numactl);
+            devices: gives its CUDA_VISIBLE_DEVICES if it gets its own; checkpoint: variables with the place of
+            the checkpoint; fork: from the fork server if possible.
         """
         spec, world = self._spec, self.world
         inside = program.inside if spec.rank_hooks else ""
@@ -164,16 +164,16 @@ class RankGroup:
             requests.append(SpawnRequest(key, command, environ, [*unset, *program.unset], *outputs))
         if fork:
             spare = len(requests) if spec.can_restart else 0
-            self._guard.fork(world.master_port if world.first_rank == 0 else 0, spare, requests)
+            self._supervisor.fork(world.master_port if world.first_rank == 0 else 0, spare, requests)
             return
         for request in requests:
-            self._guard.spawn(request)
+            self._supervisor.spawn(request)
 
     def cannot_start(self, why: str) -> None:
-        """No rank can be started here."""
+        """Report that no rank can be started here."""
         self._events.cannot_start(why)
 
-    # ---- what the guard tells --------------------------------------------------------------------------------
+    # ---- reports of the supervisor ---------------------------------------------------------------------------
 
     def on_spawned(self, key: int, pid: int, time_ns: int, is_forked: bool = False) -> None:
         rank = self._by_key.get(key)
@@ -201,7 +201,7 @@ class RankGroup:
         rank.state = RankState.FAILED if exited.status else RankState.LINGERING
         self._events.exited(rank, exited)
         if not exited.status:
-            if self._stop_told_ns is None or exited.time_ns < self._stop_told_ns:
+            if self._stop_reported_ns is None or exited.time_ns < self._stop_reported_ns:
                 self.ended.append(rank.rank)
             return
         failure = self._describe(rank, exited)
@@ -223,39 +223,41 @@ class RankGroup:
     # ---- ending ----------------------------------------------------------------------------------------------
 
     def stop(self, signum: int, grace_s: float) -> None:
-        """Ends all ranks with everything they started; asked again it only shortens the wait."""
-        if self._stop_told_ns is None:
+        """End all ranks with everything they started; a second call only shortens the wait."""
+        if self._stop_reported_ns is None:
             for rank in self.ranks:
                 if rank.state is RankState.RUNNING:
-                    status = read_end(rank.page_file)
+                    status = read_exit_status(rank.page_file)
                     if status or os.path.exists(rank.logs.error_file):
                         self._had_failed[rank.rank] = status
-            self._stop_told_ns = time.monotonic_ns()
-            self._guard.stop(signum, grace_s)
+            self._stop_reported_ns = time.monotonic_ns()
+            self._supervisor.stop(signum, grace_s)
         else:
-            self._guard.hasten(grace_s)
+            self._supervisor.hasten(grace_s)
 
     def hold(self) -> None:
-        """Stops the ranks that run, as they are, until they are ended: none goes because its peers are gone."""
+        """Suspend the running ranks until they are ended, so that none exits because its peers are gone."""
         if not self.is_stopping:
             self.forward(int(signal.SIGSTOP))
 
     def forward(self, signum: int) -> None:
-        """Passes a signal to the ranks that run; they go on."""
-        self._guard.signal([key for key, rank in self._by_key.items() if rank.state is RankState.RUNNING], signum)
+        """Pass a signal to the ranks that run; they continue."""
+        self._supervisor.signal(
+            [key for key, rank in self._by_key.items() if rank.state is RankState.RUNNING], signum
+        )
 
     @property
     def is_stopping(self) -> bool:
-        return self._stop_told_ns is not None
+        return self._stop_reported_ns is not None
 
     def _describe(self, rank: Rank, exited: Exited) -> Failure:
-        is_stopped = self._stop_told_ns is not None and exited.time_ns > self._stop_told_ns
+        is_stopped = self._stop_reported_ns is not None and exited.time_ns > self._stop_reported_ns
         if is_stopped and rank.rank in self._had_failed:
-            # With torch the end of an interpreter takes a second, in which its peers lose it, and fail sooner.
+            # With torch an interpreter takes a second to end. In this time its peers lose it, and fail sooner.
             from launcher.ranks.exits import find_sign
 
             status = self._had_failed[rank.rank]
-            if status and exited.status < 0:  # by our signal
+            if status and exited.status < 0:  # by bootrun's signal
                 exited = exited._replace(status=status)
             failure = self._as_failure(rank, exited, False)
             if find_sign(failure) is None:
@@ -263,10 +265,10 @@ class RankGroup:
         return self._as_failure(rank, exited, is_stopped)
 
     def _as_failure(self, rank: Rank, exited: Exited, by_us: bool) -> Failure:
-        from launcher.ranks.errorfile import read_error_file, read_tail
+        from launcher.ranks.error_file import read_error_file, read_tail
 
         time_ns, error_ns = self._to_job_clock(exited.time_ns)
-        # What a rank that we stopped had to say explains nothing, and of 80,000 ranks it would be a gigabyte.
+        # The error text of a stopped rank explains nothing, and for 80,000 ranks it would be a gigabyte.
         record = None if by_us else read_error_file(rank.logs.error_file)
         tail: tuple[str, ...] = ()
         if not by_us and rank.logs.stderr_path not in (None, os.devnull):

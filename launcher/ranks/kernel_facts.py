@@ -1,9 +1,9 @@
-"""What the kernel says of processes that died: its log, and the counters of the memory cgroup.
+"""The kernel's reports of processes that died: its log, and the counters of the memory cgroup.
 
-Looked at before an attempt and when a rank was killed; costs some system calls and never waits. The log is mostly
-root's to read, and its process numbers are those of the first PID namespace, so in a container they name nobody:
-what is only likely is called "maybe". Sources: Documentation/ABI/testing/dev-kmsg, cgroup-v2 (memory.events),
-cgroup-v1 (memory.oom_control) of Linux.
+Read before an attempt and when a rank was killed; costs a few system calls and never waits. The log is usually
+readable only by root. Its process numbers are those of the first PID namespace, so in a container they match no
+process; evidence that is only likely is called "maybe". Sources: Documentation/ABI/testing/dev-kmsg, cgroup-v2
+(memory.events), cgroup-v1 (memory.oom_control) of Linux.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_RECORDS = 4096  # read at once; a flood of lines is given up
-MOST_RECORD_BYTES = 8192
-MOST_KEPT = 4
-MOST_LINE_CHARACTERS = 300
+MAX_RECORDS = 4096  # read at once; beyond that the rest of a flood of lines is left unread
+MAX_RECORD_BYTES = 8192
+MAX_KEPT = 4
+MAX_LINE_CHARACTERS = 300
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
 _KILLED = re.compile(r"[Kk]illed process (\d+)")
 _ABOUT = re.compile(r"\b[\w.-]{1,16}\[(\d+)\]:? (?:segfault|general protection|trap|bad frame)")
 _ACCELERATOR = re.compile(r"NVRM: Xid|fallen off the bus")
 
 
-# What a program does wrong, the driver logs as an Xid, too: the GPU is well, and no other node would help. Those
-# after which NVIDIA's device plugin for Kubernetes leaves a GPU in use, as of errors of applications.
+# The driver also logs faults of programs as an Xid: the GPU is healthy, and another node would not help. After
+# these codes NVIDIA's device plugin for Kubernetes leaves a GPU in use, as they are errors of applications.
 PROGRAMS_XIDS = frozenset(("13", "31", "43", "45", "68", "109"))
 _XID = re.compile(r"Xid \([^)\n]*\): (\d+)")
 
 
 def has_device_fault(lines: Iterable[str]) -> bool:
-    """Whether the kernel's log tells of a fault of an accelerator: more than what a program can cause."""
+    """Return whether the kernel's log shows a fault of an accelerator that a program cannot cause."""
     xids = [_XID.search(line) for line in lines if "Xid" in line or "off the bus" in line]
     return any(xid is None or xid[1] not in PROGRAMS_XIDS for xid in xids)
 
 
-class KernelWord(NamedTuple):
-    """What is known of a process that ended by SIGKILL or another signal of the kernel."""
+class KernelEvidence(NamedTuple):
+    """The facts about a process that ended by SIGKILL or another signal of the kernel."""
 
-    oom: str  # yes: it was killed for want of memory; maybe: somebody was; no: nobody was; "": cannot be known
-    lines: tuple[str, ...]  # of the kernel's log, that are about it or about accelerators
+    oom: str  # the OOM killer ended it: yes; maybe (it ended some process); no; "" (unknown)
+    lines: tuple[str, ...]  # lines of the kernel's log about it or about accelerators
 
 
 class KernelFacts:
-    """Since it was made, or last `begin`. All may fail, which means: not known."""
+    """Facts since its creation, or since the last `begin`. Any read may fail, which means: not known."""
 
     def __init__(self, log_path: str = "/dev/kmsg", counters: tuple[str, ...] | None = None) -> None:
         self._log_fd = _open_at_end(log_path)
@@ -53,13 +53,13 @@ class KernelFacts:
         self._knows_pids = _is_first_pid_namespace()
 
     def begin(self) -> None:
-        """Another attempt: what was before is no news."""
+        """Begin another attempt: discard earlier facts."""
         self._read_log()
         self._lines.clear()
         self._before = self._count()
 
-    def of(self, pid: int) -> KernelWord:
-        """What the kernel says of a process that has ended."""
+    def of(self, pid: int) -> KernelEvidence:
+        """Return what the kernel reports of a process that has ended."""
         self._read_log()
         count = self._count()
         killed = [line for line in self._lines if _KILLED.search(line)]
@@ -72,10 +72,10 @@ class KernelFacts:
         elif grew or (killed and not self._knows_pids):
             oom = "maybe"
         else:
-            # A counter that did not grow is enough only together with the log: limits above ours count elsewhere.
+            # A counter that did not grow proves this only together with the log: outer limits count elsewhere.
             oom = "no" if self._log_fd is not None and self._knows_pids else ""
-        devices.sort(key=lambda line: not has_device_fault([line]))  # of many, what tells most
-        return KernelWord(oom, tuple((own + about + devices)[:MOST_KEPT]))
+        devices.sort(key=lambda line: not has_device_fault([line]))  # the strongest evidence first
+        return KernelEvidence(oom, tuple((own + about + devices)[:MAX_KEPT]))
 
     def close(self) -> None:
         if self._log_fd is not None:
@@ -89,13 +89,13 @@ class KernelFacts:
     def _read_log(self) -> None:
         if self._log_fd is None:
             return
-        for _ in range(MOST_RECORDS):
+        for _ in range(MAX_RECORDS):
             try:
-                record = os.read(self._log_fd, MOST_RECORD_BYTES)
+                record = os.read(self._log_fd, MAX_RECORD_BYTES)
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                continue  # what was next has been overwritten: the read after it goes on behind
+                continue  # the next record was overwritten: the following read continues after it
             except OSError:
                 return
             if not record:
@@ -103,12 +103,12 @@ class KernelFacts:
             for raw in record.decode(errors="replace").splitlines():
                 line = raw.partition(";")[2] or raw
                 if _KILLED.search(line) or _ABOUT.search(line) or _ACCELERATOR.search(line):
-                    self._lines.append(line[:MOST_LINE_CHARACTERS])
+                    self._lines.append(line[:MAX_LINE_CHARACTERS])
                     del self._lines[:-64]
 
 
 def find_counters(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> tuple[str, ...]:
-    """Files that count out-of-memory kills in the cgroup of this process; () where there are none."""
+    """Return files that count out-of-memory kills in this process's cgroup; () if there are none."""
     try:
         with open(own, encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -118,16 +118,18 @@ def find_counters(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") 
         if ".." in path.split("/"):
             continue
         if number == "0":
-            folders, name = [root, f"{root}/unified"], "memory.events"
+            directories, name = [root, f"{root}/unified"], "memory.events"
         elif "memory" in controllers.split(","):
-            folders, name = [f"{root}/memory"], "memory.oom_control"
+            directories, name = [f"{root}/memory"], "memory.oom_control"
         else:
             continue
-        for folder in folders:
-            # In a container the path is often that of the host, and what is mounted is our own.
+        for directory in directories:
+            # In a container the path is often the host's, while the mounted directory is this container's cgroup.
             here = path
             while True:
-                found = os.path.join(folder, here.strip("/"), name) if here.strip("/") else f"{folder}/{name}"
+                found = (
+                    os.path.join(directory, here.strip("/"), name) if here.strip("/") else f"{directory}/{name}"
+                )
                 if _read_count(found) is not None:
                     return (found,)
                 if not here.strip("/"):

@@ -1,7 +1,7 @@
-"""Output of ranks that their log files did not take, as the disk was full: told while they run, and at the end.
+"""Rank output that was lost because the disk of the log files was full: logged while ranks run, and at the end.
 
-Ranks go on without it and count it in their pages (launcher/inside.py); here these are read and a line is made.
-Apart from node.py, which says when.
+Ranks continue without it and count it in their stats pages (launcher/in_rank/bootstrap.py); this module reads
+these and makes a line. Separate from node_features.py, which decides when to log.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.loop import Alarm, EventLoop
+from launcher.base.loop import Alarm, EventLoop
+from launcher.monitor.samples.stats_page import read_lost_output_bytes
 from launcher.ranks.group import Rank
-from launcher.supervise.page import read_lost
 
-LOOK_EVERY_S = 10.0
+POLL_EVERY_S = 10.0
 
 
 class LostOutput:
-    """Of the ranks of one attempt on this node."""
+    """Lost output of the ranks of one attempt on this node."""
 
     def __init__(self, loop: EventLoop, ranks: Sequence[Rank], say: Callable[[str], object]) -> None:
         self._ranks = ranks
         self._say = say
-        self._told_bytes = 0
+        self._reported_bytes = 0
         self._alarm = Alarm(loop)
-        self._alarm.set(LOOK_EVERY_S, self._look)
+        self._alarm.set(POLL_EVERY_S, self._look)
 
     def _look(self) -> None:
         if not self._tell(" so far"):
-            self._alarm.set(LOOK_EVERY_S, self._look)
+            self._alarm.set(POLL_EVERY_S, self._look)
 
     def end(self) -> None:
-        """The ranks have ended."""
+        """Log the total, as the ranks have ended."""
         self._alarm.cancel()
         self._tell("")
 
     def _tell(self, when: str) -> bool:
-        found = {rank.rank: lost for rank in self._ranks if (lost := read_lost(rank.page_file))}
+        found = {rank.rank: lost for rank in self._ranks if (lost := read_lost_output_bytes(rank.page_file))}
         total = sum(found.values())
-        if total <= self._told_bytes:
+        if total <= self._reported_bytes:
             return False
-        self._told_bytes = total
+        self._reported_bytes = total
         paths = [
             path
             for rank in self._ranks
@@ -52,7 +52,7 @@ class LostOutput:
 
 
 def describe(lost: Mapping[int, int], where: str, when: str) -> str:
-    """The line. Args: lost: bytes by rank."""
+    """Return the line to log. Args: lost: bytes by rank."""
     ranks = sorted(lost)
     names = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
     whose = f"rank {names} were lost{when}: the disk of its log files" if len(ranks) == 1 else ""

@@ -1,7 +1,7 @@
-"""The master port of an attempt: chosen on rank 0's node and held until rank 0 has taken it.
+"""The master port of an attempt: chosen on rank 0's node and reserved until rank 0 has bound it.
 
-Held means bound with SO_REUSEADDR and not listening: nobody else is given the port, while rank 0's store, which
-binds with SO_REUSEADDR too, gets it. A port somebody else listens on cannot be held.
+Reserved means bound with SO_REUSEADDR and not listening. The kernel gives the port to no other process, but rank
+0's store, which also binds with SO_REUSEADDR, gets it. A port with a listening process cannot be reserved.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import socket
 from bootseer.errors import LaunchError
 
 
-class HeldPort:
-    """A bound, not listening socket; `close` lets go of it."""
+class ReservedPort:
+    """A socket that is bound but not listening; `close` releases it."""
 
     def __init__(self, held: socket.socket) -> None:
         self._socket = held
@@ -24,14 +24,45 @@ class HeldPort:
         self._socket.close()
 
 
-def hold_any(port_range: tuple[int, int] | None) -> HeldPort:
-    """A free port, inside `port_range` (both ends included) when given."""
+class NextPort:
+    """The port that a node holds for its next attempt as rank 0, if it could hold one."""
+
+    def __init__(self, port_range: tuple[int, int] | None) -> None:
+        """Hold a free port, inside `port_range` if given. Raises: LaunchError, OSError."""
+        self._range = port_range
+        self._held: ReservedPort | None = hold_any(port_range)
+
+    @property
+    def number(self) -> int:
+        """The port; 0 for none."""
+        return self._held.port if self._held is not None else 0
+
+    def take(self, port: int) -> None:
+        """Hold this port, which an attempt is about to use. Raises: LaunchError, OSError."""
+        if self.number != port:
+            self.drop()
+            self._held = hold_given(port)
+
+    def renew(self) -> None:
+        """Hold another free port instead. Raises: LaunchError, OSError."""
+        self.drop()
+        self._held = hold_any(self._range)
+
+    def drop(self) -> None:
+        """Release the port."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+def hold_any(port_range: tuple[int, int] | None) -> ReservedPort:
+    """Reserve a free port, inside `port_range` (both ends included) if given."""
     if port_range is None:
-        return HeldPort(_bind(0, reuse=False))
+        return ReservedPort(_bind(0, reuse=False))
     low, high = port_range
     count = high - low + 1
     start = int.from_bytes(os.urandom(4), "little") % count
-    # At first ports that nobody has used of late; then also those on which only old connections time out.
+    # First ports without recent use; then also those on which only old connections time out.
     for reuse in (False, True):
         for step in range(count):
             try:
@@ -40,21 +71,21 @@ def hold_any(port_range: tuple[int, int] | None) -> HeldPort:
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
             else:
-                return HeldPort(held)
+                return ReservedPort(held)
     raise LaunchError(f"no free port in --rdzv-conf port_range={low}-{high}: give a wider range")
 
 
-def hold_given(port: int) -> HeldPort:
-    """The port the user gave."""
+def hold_given(port: int) -> ReservedPort:
+    """Reserve the port that the user gave."""
     try:
-        return HeldPort(_bind(port, reuse=True))
+        return ReservedPort(_bind(port, reuse=True))
     except OSError as error:
         why = os.strerror(error.errno or 0).lower()
         raise LaunchError(f"cannot use port {port} for rank 0: {why}; choose another --master-port") from error
 
 
 def is_listened_on(port: int) -> bool:
-    """Whether some process listens on `port` here."""
+    """Return whether a process listens on `port` here."""
     try:
         probe = _bind(port, reuse=True)
     except OSError as error:
@@ -69,7 +100,7 @@ def is_listened_on(port: int) -> bool:
 
 
 def is_served(port: int) -> bool:
-    """Whether some process listens on `port` here. Nobody who is about to listen is kept from it."""
+    """Return whether a process listens on `port` here, without hindering one that is about to listen."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         try:
             _bind_family(family, address, port, reuse=True).close()
@@ -96,7 +127,7 @@ def _bind_family(family: socket.AddressFamily, address: str, port: int, reuse: b
         if reuse:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address, port))
-        # Only after the bind: a port picked by the kernel must not be one that others share.
+        # Only after the bind: the kernel must not pick a port that other sockets share.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         bound.close()

@@ -1,12 +1,12 @@
-"""By what the ranks of a node are run: the interpreter, our files for it, what goes before the command.
+"""How the ranks of a node are run: the interpreter, Bootseer's files for it, and the prefix of the command.
 
-Compiling inside.py takes 3-5 ms in each rank, loading the compiled file 0.1 ms. Only for the launcher's own
-interpreter; another one (PYTHON_EXEC, an image's) gets the source, as its format of compiled files is not known.
+Compiling bootstrap.py takes 3-5 ms in each rank, loading the compiled file 0.1 ms. Only for the launcher's own
+interpreter; another one (PYTHON_EXEC, an image's) gets the source, as the format of its compiled files is unknown.
 """
 
 from __future__ import annotations
 
-import _frozen_importlib_external as external  # importlib's own half that is loaded anyway
+import _frozen_importlib_external as external  # the half of importlib that is always loaded
 import os
 import sys
 from collections.abc import Mapping
@@ -17,31 +17,31 @@ from launcher.ranks.command import INSIDE
 UNCHECKED = 1  # flags of a compiled file that is not compared with its source (reproducible builds)
 
 
-PRELOADED = INSIDE.rpartition("/")[0] + "/preloaded.py"
-# Found by the two, beside themselves.
+FORK_SERVER = INSIDE.rpartition("/")[0] + "/fork_server.py"
+# bootstrap.py and fork_server.py find these files beside themselves.
 TRACER, IMPORT_WATCH, RANK_VALUES, STORE_GATE = (
     f"{INSIDE.rpartition('/')[0]}/{name}.py" for name in ("tracer", "import_watch", "rank_values", "store_gate")
 )
 
 
 class RankProgram(NamedTuple):
-    """What ranks are run by; the same for all ranks of a node."""
+    """How ranks are run; the same for all ranks of a node."""
 
     python: str
-    inside: str  # the rank-side file, as their interpreter finds it
-    preloaded: str  # the program of the preloaded process
-    prefix: tuple[str, ...] = ()  # words before each command: they bring it to where it runs
-    environ: Mapping[str, str] = {}  # variables below the rank's own
-    unset: tuple[str, ...] = ()  # variables of bootrun's that are not seen
-    image: str = ""  # what tells it from another one with an interpreter of the same path; "" for this node itself
+    inside: str  # the rank bootstrap, as their interpreter finds it
+    fork_server: str  # the program of the fork server
+    prefix: tuple[str, ...] = ()  # arguments before each command that move it to where it runs
+    environ: Mapping[str, str] = {}  # variables that the rank's own override
+    unset: tuple[str, ...] = ()  # variables of bootrun that ranks do not see
+    image: str = ""  # separates images whose interpreters have the same path; "" for this node itself
 
     def inherited(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What is left of bootrun's environment for ranks."""
+        """Return bootrun's environment as ranks inherit it."""
         return {**{name: value for name, value in environ.items() if name not in self.unset}, **self.environ}
 
 
 def inside_of(program: RankProgram) -> dict[str, object]:
-    """PURE: what brings a command to where ranks run, for bootseer.env.inside."""
+    """PURE: return what moves a command to where ranks run, for bootseer.env.exec_place."""
     return {
         "prefix": program.prefix,
         "set": dict(program.environ),
@@ -51,22 +51,22 @@ def inside_of(program: RankProgram) -> dict[str, object]:
 
 
 def own_program(python: str) -> RankProgram:
-    """For ranks that see this node as it is."""
-    return RankProgram(python, inside_path(python), preloaded_path(python))
+    """Return the program for ranks that see this node as it is."""
+    return RankProgram(python, inside_path(python), fork_server_path(python))
 
 
 def inside_path(python: str) -> str:
-    """The path of the rank-side file for this interpreter; compiles it when that was not done before."""
+    """Return the path of the rank bootstrap for this interpreter; compile it if it is not compiled yet."""
     return _program_path(python, INSIDE)
 
 
-def preloaded_path(python: str) -> str:
-    """The same for the program of the preloaded process, which the rank-side file loads."""
-    return _program_path(python, PRELOADED)
+def fork_server_path(python: str) -> str:
+    """Return the same for the program of the fork server, which the rank bootstrap loads."""
+    return _program_path(python, FORK_SERVER)
 
 
 def compile_beside(python: str) -> None:
-    """Compiles what the preloaded process finds beside its program, when that was not done before."""
+    """Compile the files that the fork server finds beside its program, if they are not compiled yet."""
     for path in (IMPORT_WATCH, RANK_VALUES, STORE_GATE):
         _program_path(python, path)
 
@@ -79,7 +79,7 @@ def _program_path(python: str, path: str) -> str:
         if not _is_fresh(compiled, path):
             external.SourceFileLoader("program", path).get_code("program")
             if not _is_fresh(compiled, path):
-                return path  # the folder cannot be written
+                return path  # the directory is not writable
     except (OSError, ImportError, NotImplementedError):
         return path
     return compiled

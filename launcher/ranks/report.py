@@ -1,25 +1,32 @@
-"""The final report of a job that failed: which rank failed first, where, and what it said.
+"""The final report of a failed job: which rank failed first, where, and its error text.
 
-In go the ordered failures, out comes text for the console or a dict for JSON; pure. The box and the names of the
-fields are torchrun's, for the tools that look for them. Widths, lengths and counts are bounded, and what ranks
-said is shown without control characters.
+In: the ordered failures. Out: text for the console or a dict for JSON; pure. The box and the names of the fields
+are torchrun's, for the tools that search for them. Widths, lengths and counts are bounded, and text from ranks is
+shown without control characters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from bootseer.counted import counted
-from launcher.ranks.exits import Kind, classify, describe_end, find_sign, signal_name
-from launcher.ranks.failure_class import CERTAIN, FailureClass, classify_failure, how_sure, mount_line, where
+from launcher.ranks.exits import FailureOrigin, classify, describe_end, find_sign, signal_name
+from launcher.ranks.failure_class import (
+    CERTAIN,
+    FailureClass,
+    certainty_of,
+    classify_failure,
+    error_location,
+    mount_line,
+)
+from launcher.ranks.rank_list import format_ranks
 from launcher.rendezvous.messages import Failure
 
-MOST_WIDTH = 60
-MOST_LINE_CHARACTERS = 400
-MOST_ALIKE = 64  # failures that are compared
-MOST_LISTED = 16  # failures shown beside the first
+MAX_WIDTH = 60
+MAX_LINE_CHARACTERS = 400
+MAX_ALIKE = 64  # failures that are compared
+MAX_LISTED = 16  # failures shown beside the first
 FIRST_LINES = 120  # of the traceback of the first failure
 OTHER_LINES = 24
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
@@ -34,16 +41,16 @@ def format_report(
     page: str = "",
     world_size: int = 0,
 ) -> str:
-    """The report as text that ends with a newline.
+    """Return the report as text that ends with a newline.
 
-    Args: failures: the first failure first; page: the path of the failure's page, "" for none; world_size: of the
+    Args: failures: the first failure first; page: the path of the failure record, "" for none; world_size: of the
     attempt; 0: not known.
     """
     told = [failure for failure in failures if not failure.stopped_by_us]
     stopped = [failure.rank for failure in failures if failure.stopped_by_us]
-    shown = told[: 1 + MOST_LISTED]
+    shown = told[: 1 + MAX_LISTED]
     listed = [_format_failure(index, f, attempt, OTHER_LINES) for index, f in enumerate(shown) if index]
-    hidden = [failure.rank for failure in told[1 + MOST_LISTED :]]
+    hidden = [failure.rank for failure in told[1 + MAX_LISTED :]]
     notes = []
     if hidden:
         notes.append(f"  and {len(hidden)} more: ranks {format_ranks(hidden)}")
@@ -56,19 +63,19 @@ def format_report(
         else ["  <NONE: bootrun stopped all ranks>"]
     )
     doubts = []
-    if not lost_nodes and (alike := find_alike(failures, world_size)):
-        doubts.append(f"  ranks {format_ranks(alike)} failed alike: all there are")
+    if not lost_nodes and (alike := find_identical_failures(failures, world_size)):
+        doubts.append(f"  ranks {format_ranks(alike)} failed alike: all ranks of the job")
     elif len(unsure) == 1:
-        doubts.append(f"  cannot tell whether rank {unsure[0]} was first")
+        doubts.append(f"  cannot determine whether rank {unsure[0]} was first")
     elif unsure:
-        doubts.append(f"  cannot tell which of ranks {format_ranks(unsure)} was first")
+        doubts.append(f"  cannot determine which of ranks {format_ranks(unsure)} was first")
     if lost_nodes:
         doubts.append(
             f"  lost node{'s' if len(lost_nodes) > 1 else ''} that may have failed first: {', '.join(lost_nodes)}"
         )
     title = f"{script} FAILED"
     blocks = [title, *root, *listed]
-    width = min(MOST_WIDTH, max(len(line) for block in blocks for line in block.split("\n")))
+    width = min(MAX_WIDTH, max(len(line) for block in blocks for line in block.split("\n")))
     section = "-" * width
     lines = [
         "=" * width,
@@ -87,95 +94,37 @@ def format_report(
 
 
 def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = (), world_size: int = 0) -> str:
-    """The first failure of an attempt in a line, with its class; "" where bootrun stopped all ranks."""
+    """Return a line about the first failure of an attempt, with its class; "" if bootrun stopped all ranks."""
     first = next((failure for failure in failures if not failure.stopped_by_us), None)
     if first is None:
         return ""
     class_ = f"class {_describe_class(first)}"
-    if alike := find_alike(failures, world_size):
-        return f"ranks {format_ranks(alike)} failed alike, all there are; {class_}"
+    if alike := find_identical_failures(failures, world_size):
+        return f"ranks {format_ranks(alike)} failed alike, all ranks of the job; {class_}"
     if unsure:
-        return f"ranks {format_ranks(unsure)} failed first, in which order is not known; {class_}"
+        return f"ranks {format_ranks(unsure)} failed first, in an unknown order; {class_}"
     how = signal_name(first.status) or f"exit status {first.status}"
     return f"rank {first.rank} on {clean(first.node)} failed first ({how}); {class_}"
 
 
-def find_alike(failures: Sequence[Failure], world_size: int) -> tuple[int, ...]:
-    """All ranks, where each has failed by the same exception at the same line: none of them is the cause.
+def find_identical_failures(failures: Sequence[Failure], world_size: int) -> tuple[int, ...]:
+    """Return all ranks, if each failed with the same exception at the same line: none of them is the cause.
 
-    Only where nobody was stopped by bootrun: such a rank may have been well. Of many, some are compared.
+    Only if bootrun stopped no rank: a stopped rank may have been healthy. Of many failures, some are compared.
     """
     if world_size < 2 or len(failures) < world_size or any(failure.stopped_by_us for failure in failures):
         return ()
-    compared = failures[:: len(failures) // MOST_ALIKE + 1]
-    place = where(compared[0])
-    if not place or any(where(failure) != place for failure in compared[1:]):
+    compared = failures[:: len(failures) // MAX_ALIKE + 1]
+    place = error_location(compared[0])
+    if not place or any(error_location(failure) != place for failure in compared[1:]):
         return ()
     return tuple(sorted(failure.rank for failure in failures))
-
-
-def machine_report(
-    script: str,
-    status: int,
-    reason: str,
-    failures: Sequence[Failure],
-    unsure: Sequence[int] = (),
-    attempt: int = 0,
-    lost_nodes: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The same for programs, ready for JSON."""
-    return {
-        "script": script,
-        "exit_status": status,
-        "reason": reason,
-        "attempt": attempt,
-        "first": [failure.rank for failure in failures[:1]] if not unsure else sorted(unsure),
-        "sure": not unsure and not lost_nodes,
-        "lost_nodes": list(lost_nodes),
-        "failures": [_as_dict(failure) for failure in failures],
-    }
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """`0, 2-5, 9`, at most a line of it."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    texts = [
-        str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}"
-        for low, high in spans
-    ]
-    if len(texts) > 24:
-        texts = [*texts[:24], "..."]
-    return ", ".join(texts)
-
-
-def _as_dict(failure: Failure) -> dict[str, Any]:
-    sign = find_sign(failure)
-    verdict = classify_failure(failure)
-    return {
-        "class": verdict.kind.value,
-        "why": verdict.why,
-        "class_is_sure": verdict.is_sure,
-        "where": where(failure),
-        "kind": classify(failure).name.lower(),
-        "consequence_of": sign.what if sign is not None else "",
-        "signal": signal_name(failure.status),
-        "how": describe_end(failure),
-        **failure._asdict(),
-        "stderr_tail": list(failure.stderr_tail),
-        "kernel": list(failure.kernel),
-        "mounts": [mount_line(fault) for fault in failure.mounts],
-    }
 
 
 # ---- one failure ---------------------------------------------------------------------------------------------
 
 
-def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int, page: str = "") -> str:
+def _format_failure(index: int, failure: Failure, attempt: int, max_lines: int, page: str = "") -> str:
     name = signal_name(failure.status)
     lines = [
         f"[{index}]:",
@@ -186,7 +135,7 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int,
         f"  error_file: {failure.error_file or '<N/A>'}",
         f"  attempt   : {attempt} (node {failure.group_rank})",
     ]
-    sign = find_sign(failure) if classify(failure) is Kind.CONSEQUENCE else None
+    sign = find_sign(failure) if classify(failure) is FailureOrigin.CONSEQUENCE else None
     if sign is not None:
         what = "waited in vain for another rank" if sign.weak else "consequence of another rank's end"
         lines.append(f"  kind      : {what} ({sign.what})")
@@ -196,21 +145,21 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int,
         lines.append(f"  class     : {_describe_class(failure)}")
     lines += [f"  kernel    : {clean(line)}" for line in failure.kernel]
     lines += [f"  mount     : {clean(mount_line(fault))}" for fault in failure.mounts]
-    if page:  # the traceback comes last, for those that read torchrun's report
-        lines.append(f"  page      : {clean(page)}")
+    if page:  # the traceback comes last, as in torchrun's report
+        lines.append(f"  record    : {clean(page)}")
     said = failure.traceback or failure.message
     if not said:
         said = _describe_silence(failure)
-    lines.append(f"  traceback : {_indent(said, most_lines)}")
+    lines.append(f"  traceback : {_indent(said, max_lines)}")
     if failure.stderr_tail and not failure.traceback:
-        lines.append(f"  stderr    : (its last lines)\n  {_indent(chr(10).join(failure.stderr_tail), most_lines)}")
+        lines.append(f"  stderr    : (its last lines)\n  {_indent(chr(10).join(failure.stderr_tail), max_lines)}")
     return "\n".join(lines)
 
 
 def _describe_class(failure: Failure) -> str:
     verdict = classify_failure(failure)
-    place = where(failure) if verdict.kind is FailureClass.USER and not failure.early else ""
-    sure, _ = how_sure(failure, verdict)
+    place = error_location(failure) if verdict.kind is FailureClass.USER and not failure.early else ""
+    sure, _ = certainty_of(failure, verdict)
     return f"{verdict.kind.value}{'' if sure == CERTAIN else ', ' + sure} ({clean(place or verdict.why)})"
 
 
@@ -233,19 +182,19 @@ def _format_time(failure: Failure) -> str:
     return text
 
 
-def _indent(text: str, most_lines: int) -> str:
+def _indent(text: str, max_lines: int) -> str:
     lines = [clean(line) for line in text.rstrip().splitlines()]
-    if len(lines) > most_lines:
-        head = most_lines // 3
-        left_out = len(lines) - most_lines
+    if len(lines) > max_lines:
+        head = max_lines // 3
+        left_out = len(lines) - max_lines
         lines = [*lines[:head], f"... {counted(left_out, 'line')} left out ...", *lines[head + left_out :]]
     return "\n  ".join(lines)
 
 
 def clean(line: str) -> str:
-    """No control characters, which could change the terminal, and no endless line."""
-    if len(line) > MOST_LINE_CHARACTERS:
-        line = f"{line[:MOST_LINE_CHARACTERS]}... ({counted(len(line) - MOST_LINE_CHARACTERS, 'more character')})"
+    """Escape control characters, which could change the terminal, and truncate a long line."""
+    if len(line) > MAX_LINE_CHARACTERS:
+        line = f"{line[:MAX_LINE_CHARACTERS]}... ({counted(len(line) - MAX_LINE_CHARACTERS, 'more character')})"
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)

@@ -1,7 +1,7 @@
-"""State events of ranks and agent as torchrun's `--event-log-handler console` prints them, one JSON text a line.
+"""State events of ranks and agent, one JSON text a line, as torchrun prints with `--event-log-handler console`.
 
-Pure. The schema is torchelastic's, for log collectors that know it; bootrun's own events are bootseer.events.
-Imported only when asked for.
+Pure. The schema is torchelastic's, for log collectors that expect it; bootrun's own events are in bootseer.events.
+Imported only when requested.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launcher.spec import LaunchSpec
 
 
 def state_of(rank: Rank, stopped_by_us: bool) -> str:
-    """The state in torchelastic's words."""
+    """Return the state in torchelastic's terms."""
     if rank.state in (RankState.SUCCEEDED, RankState.LINGERING):
         return "SUCCEEDED"
     return "TERMINATED" if stopped_by_us else "FAILED"
@@ -24,7 +24,7 @@ def state_of(rank: Rank, stopped_by_us: bool) -> str:
 def rank_event(
     spec: LaunchSpec, host: str, world: World, rank: Rank, state: str, status: int | None, error: str = ""
 ) -> str:
-    """A rank's change of state."""
+    """Return the event of a rank's change of state."""
     local_rank = rank.local_rank
     details = {
         "group_world_size": world.group_world_size,
@@ -39,7 +39,7 @@ def rank_event(
 
 
 def agent_event(spec: LaunchSpec, host: str, world: World, state: str, duration_ms: float | None = None) -> str:
-    """A change of state of the whole node."""
+    """Return the event of a change of state of the whole node."""
     details = {"group_world_size": world.group_world_size, "entry_point": _entry_point(spec)}
     return _event(spec, host, world, state, "AGENT", details, None, None, None, duration_ms)
 

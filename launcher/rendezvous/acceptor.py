@@ -1,30 +1,30 @@
-"""The coordinator's listening sockets: accepts in batches while there is room, frees and retakes the port.
+"""The coordinator's listening sockets: accept in batches while there is room; free and retake the port.
 
-In: a Listener and whether there is room for one more. Out: accepted sockets, by callback. Apart from the
+In: a Listener and whether there is room for one more. Out: accepted sockets, by callback. Separate from the
 coordinator, because a static job gives its port to rank 0 while ranks run, and takes it back.
 """
 
 from __future__ import annotations
 
 import errno
-import resource
 import socket
 from collections.abc import Callable
 
-from launcher.loop import Cancellable, EventLoop
+from bootseer.linux import processes
+from launcher.base.loop import Cancellable, EventLoop
 from launcher.rendezvous.endpoint import Listener
 
-# More than the nodes that come between two turns of the loop: what the kernel's queue cannot take comes again only
-# after a second.
+# More than the nodes that connect between two iterations of the loop: connections that overflow the kernel's queue
+# are retried only after a second.
 _BATCH = 4096
-MOST_FILES = 128 * 1024
+MAX_FILES = 128 * 1024
 _PAUSE_S = 0.05  # while there is no room
 _RETAKE_S = 0.1
-_RETAKE_TOLD_S = 5.0
+_RETAKE_REPORTED_S = 5.0
 
 
 class Acceptor:
-    """See the module's docstring; accepts from the moment it is made."""
+    """See the module's docstring; accepts from its creation on."""
 
     def __init__(
         self,
@@ -48,30 +48,28 @@ class Acceptor:
 
     @property
     def is_listening(self) -> bool:
-        """Whether the port is ours."""
+        """Whether the coordinator holds the port."""
         return bool(self._listener.sockets)
 
     def stop(self) -> None:
-        """Frees the port."""
+        """Free the port."""
         self._cancel_timer()
         self._unwatch()
         self._listener.close()
 
     def resume(self) -> None:
-        """Takes the port again, now or as soon as it is free."""
+        """Take the port again, now or as soon as it is free."""
         if not self.is_listening and self._timer is None:
-            self._retake(self._loop.time() + _RETAKE_TOLD_S)
+            self._retake(self._loop.time() + _RETAKE_REPORTED_S)
 
     def _retake(self, patience_s: float) -> None:
         self._timer = None
         try:
             self._listener.open()
         except OSError as error:
-            # What rank 0 has left behind may hold it a moment longer.
+            # Processes left by rank 0 may hold it a moment longer.
             if self._loop.time() > patience_s:
-                self._say(
-                    f"warning: port {self.port} is still taken ({error.strerror}): no node can join until then"
-                )
+                self._say(f"warning: port {self.port} is still taken ({error.strerror}): no node can join yet")
                 patience_s = float("inf")
             self._timer = self._loop.call_later(_RETAKE_S, self._retake, patience_s)
             return
@@ -105,22 +103,17 @@ class Acceptor:
                     self._say(f"warning: cannot accept more connections: {error.strerror}")
                     self._pause()
                     return
-                continue  # that connection is gone already
+                continue  # this connection has ended already
             sock.setblocking(False)
             self._on_socket(sock)
 
     def _pause(self) -> None:
-        """They wait in the kernel's queue meanwhile."""
+        """Pause accepting; connections wait in the kernel's queue."""
         self._unwatch()
         self._cancel_timer()
         self._timer = self._loop.call_later(_PAUSE_S, self._watch)
 
 
 def raise_file_limit() -> int:
-    """Allows one descriptor for each node; ranks are started by the guard, which keeps the old limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, MOST_FILES) if hard != resource.RLIM_INFINITY else MOST_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    """Allow one descriptor for each node; ranks inherit the old limit, which the supervisor keeps."""
+    return processes.allow_files(MAX_FILES)

@@ -1,7 +1,7 @@
 """PURE: messages as bytes and back: type tags, sizes that each type may have, bounds of every field.
 
-What comes in is checked completely before anybody sees it; what goes out is cut to the same bounds, so that a long
-traceback or a strange host name costs its tail and never the connection.
+Input is checked completely before any code sees it. Output is cut to the same bounds, so that a long traceback or
+a strange host name loses its tail, but never costs the connection.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from launcher.rendezvous.messages import FromCoordinator, FromMember
 Message = FromMember | FromCoordinator
 
 KIB = 1024
-MOST_PAYLOAD_BYTES = 1024 * KIB
-MOST_EVENTS_BYTES = 64 * KIB  # of a batch of events, compressed
-MOST_TRACES_BYTES = 64 * KIB  # of the calls of a node's ranks, compressed
-MOST_LAYOUT_BYTES = 16 * KIB  # what a line of bootseer/diagnose/layout.py may have
-MOST_DEVICES_BYTES = 16 * KIB  # of supervise/accelerators.py
-MOST_RAW_EVENTS_BYTES = 1024 * KIB  # and before that
-MOST_EVENT_LINES = 8192
+MAX_PAYLOAD_BYTES = 1024 * KIB
+MAX_EVENTS_BYTES = 64 * KIB  # of a batch of events, compressed
+MAX_TRACES_BYTES = 64 * KIB  # of the calls of a node's ranks, compressed
+MAX_LAYOUT_BYTES = 16 * KIB  # of a line of bootseer/hangs/layout.py
+MAX_DEVICES_BYTES = 16 * KIB  # of monitor/collectives/accelerators.py
+MAX_RAW_EVENTS_BYTES = 1024 * KIB  # before compression
+MAX_EVENT_LINES = 8192
 
 
 class CodecError(Exception):
-    """Bytes that are no valid message; the text says why."""
+    """Bytes that are not a valid message; the text gives the reason."""
 
 
 class Kind(NamedTuple):
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 
     tag: int
     type: type[Message]
-    most_bytes: int  # of its payload
+    max_bytes: int  # of its payload
     decoder: msgspec.msgpack.Decoder[Any]
 
 
@@ -42,32 +42,32 @@ def _kinds(*rows: tuple[int, type[Message], int]) -> dict[int, Kind]:
     return {tag: Kind(tag, of, most, msgspec.msgpack.Decoder(of)) for tag, of, most in rows}
 
 
-# Tags are never used twice; a changed message gets a new protocol number (wire.py).
+# Tags are never reused; a changed message gets a new protocol number (wire.py).
 FROM_MEMBER = _kinds(
     (1, m.Join, 6 * KIB),
     (2, m.Identity, 6 * KIB),
-    (3, m.Environment, MOST_PAYLOAD_BYTES),
+    (3, m.Environment, MAX_PAYLOAD_BYTES),
     (4, m.Ping, 32),
     (5, m.Started, 32),
     (6, m.RankFailed, 512 * KIB),
     (7, m.Succeeded, 16),
-    (8, m.Stopped, MOST_PAYLOAD_BYTES),
+    (8, m.Stopped, MAX_PAYLOAD_BYTES),
     (9, m.Signalled, 16),
     (10, m.Leave, 64 * KIB),
-    (11, m.SetupNews, 64 * KIB),
-    (12, m.EventBatch, MOST_EVENTS_BYTES + 128),
+    (11, m.SetupReport, 64 * KIB),
+    (12, m.EventBatch, MAX_EVENTS_BYTES + 128),
     (13, m.PeerServes, 2 * KIB),
     (17, m.CheckpointFailed, 64 * KIB),
     (14, m.Listens, 16),
-    (15, m.RankLooks, MOST_PAYLOAD_BYTES),
-    (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + MOST_LAYOUT_BYTES + MOST_DEVICES_BYTES + 128),
-    (24, m.RuleFound, 16 * KIB),
-    (25, m.RuleSeen, 2 * KIB),
+    (15, m.RankSamples, MAX_PAYLOAD_BYTES),
+    (16, m.NodeStacks, MAX_EVENTS_BYTES + MAX_TRACES_BYTES + MAX_LAYOUT_BYTES + MAX_DEVICES_BYTES + 128),
+    (24, m.RuleFired, 16 * KIB),
+    (25, m.RuleObservation, 2 * KIB),
     (40, m.PairPort, 2 * KIB),
     (41, m.PairResult, 16 * KIB),
-    (42, m.ClockSays, 32),
+    (42, m.ClockReading, 32),
     (48, m.Examined, 16 * KIB),
-    (49, m.Mended, 256 * KIB),
+    (49, m.RecoveryResult, 256 * KIB),
     (56, m.Resume, 128),
 )
 FROM_COORDINATOR = _kinds(
@@ -78,48 +78,48 @@ FROM_COORDINATOR = _kinds(
     (69, m.Spare, 16),
     (70, m.Stop, 64 * KIB),
     (71, m.Note, 64 * KIB),
-    (72, m.Finish, MOST_PAYLOAD_BYTES),
+    (72, m.Finish, MAX_PAYLOAD_BYTES),
     (73, m.Refused, 64 * KIB),
     (74, m.SetupOrder, 64 * KIB),
     (75, m.WantEvents, 16),
     (76, m.PeerNodes, 64 * KIB),
     (77, m.MasterListens, 16),
     (78, m.WantStacks, 32),
-    (79, m.Standstill, 256 * KIB),
-    (88, m.RuleTold, 16 * KIB),
-    (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
+    (79, m.HangReport, 256 * KIB),
+    (88, m.RuleReport, 16 * KIB),
+    (80, m.FailureRecordMessage, MAX_EVENTS_BYTES + 128),
     (104, m.WantPairs, 16),
     (105, m.PairOrder, 64 * KIB),
-    (106, m.CheckTold, 16 * KIB),
+    (106, m.CheckReport, 16 * KIB),
     (112, m.Examine, 32),
-    (113, m.Mend, MOST_PAYLOAD_BYTES),
+    (113, m.RecoveryStep, MAX_PAYLOAD_BYTES),
     (114, m.StepTaken, 16 * KIB),
     (120, m.Resumed, 16),
-    (121, m.GaveUp, 64 * KIB),
-    (122, m.Nudge, 16),
+    (121, m.DroppedFromJob, 64 * KIB),
+    (122, m.LivenessProbe, 16),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
 }
 
 # Characters of a text field, by its name.
-MOST_NAME_CHARS = 256
-MOST_TEXT_CHARS = 16 * KIB
+MAX_NAME_CHARS = 256
+MAX_TEXT_CHARS = 16 * KIB
 _TEXT_CHARS = {
-    **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MOST_NAME_CHARS),
+    **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MAX_NAME_CHARS),
     **dict.fromkeys(("digest", "key", "tree", "token", "place", "content", "args"), 64),
     **dict.fromkeys(("what", "do"), 16),
-    **dict.fromkeys(("id", "own"), MOST_NAME_CHARS + 16),
+    **dict.fromkeys(("id", "own"), MAX_NAME_CHARS + 16),
     "why": KIB,
     "error_file": 4 * KIB,
     "oom": 8,
     "step": 32,
-    "layout": MOST_LAYOUT_BYTES,
-    **dict.fromkeys(("message", "traceback", "reason", "text"), MOST_TEXT_CHARS),
+    "layout": MAX_LAYOUT_BYTES,
+    **dict.fromkeys(("message", "traceback", "reason", "text"), MAX_TEXT_CHARS),
     # Of one item:
     "names": 300,
     "stderr_tail": 2 * KIB,
-    **dict.fromkeys(("hosts", "suspects"), MOST_NAME_CHARS),
+    **dict.fromkeys(("hosts", "suspects"), MAX_NAME_CHARS),
 }
 _ITEMS = {
     "names": 20_000,
@@ -135,7 +135,7 @@ _ITEMS = {
     "suspects": 1024,
     "found": 256,
 }
-_BYTES = {"data": MOST_EVENTS_BYTES, "traces": MOST_TRACES_BYTES}
+_BYTES = {"data": MAX_EVENTS_BYTES, "traces": MAX_TRACES_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {
     "pid": (0, 2**31),
@@ -155,8 +155,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "error_ns": (0, _HUGE),
     "wall_ns": (-_HUGE, _HUGE),
     **dict.fromkeys(("measured", "limit"), (-_HUGE, _HUGE)),
-    "raw_bytes": (0, MOST_RAW_EVENTS_BYTES),
-    "lines": (0, MOST_EVENT_LINES),
+    "raw_bytes": (0, MAX_RAW_EVENTS_BYTES),
+    "lines": (0, MAX_EVENT_LINES),
     "step": (-_HUGE, _HUGE),
 }
 _ANY_NUMBER = (-1, _HUGE)
@@ -166,14 +166,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> tuple[int, bytes]:
-    """The tag and the payload of a message, cut to what the other side takes."""
+    """Return the tag and the payload of a message, cut to the bounds of the receiver."""
     kind = _KIND_OF[type(message)]
     if kind.type in _UNCHECKED:
         return kind.tag, _encoder.encode(message)
-    chars, items = MOST_TEXT_CHARS, 20_000
+    chars, items = MAX_TEXT_CHARS, 20_000
     while True:
         payload = _encoder.encode(_cut(message, chars, items))
-        if len(payload) <= kind.most_bytes:
+        if len(payload) <= kind.max_bytes:
             return kind.tag, payload
         chars, items = (chars // 2, items) if chars > 128 else (chars, items // 2)
 
@@ -198,13 +198,13 @@ def _cut_value(name: str, value: Any, chars: int, items: int) -> Any:
 
 def _cut_text(text: str, chars: int) -> str:
     if not text.isascii():
-        # Lone surrogates stand for bytes that are no UTF-8, which file names and outputs may contain.
+        # Lone surrogates stand for bytes that are not UTF-8, as in file names and outputs.
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= chars else text[: chars - 3] + "..."
 
 
 def decode(kind: Kind, payload: bytes | bytearray) -> Message:
-    """The checked message; raises CodecError."""
+    """Return the checked message. Raises: CodecError."""
     try:
         message = kind.decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """A node's connection to the coordinator: connect, handshake, messages, heartbeats, clock.
 
 In: an address and messages to send. Out, by callback: open, messages, and the end with its reason (a predicate:
-"closed the connection"). One attempt at one address; trying again is the business of member.py.
+"closed the connection"). One attempt at one address; member.py retries.
 """
 
 from __future__ import annotations
@@ -14,53 +14,62 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, cast
 
-from launcher.loop import Cancellable, EventLoop
+from launcher.base.loop import Cancellable, EventLoop
 from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.endpoint import plain_address, set_options
-from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Nudge, Ping, Pong, Refused, World
+from launcher.rendezvous.messages import (
+    Finish,
+    FromCoordinator,
+    FromMember,
+    LivenessProbe,
+    Ping,
+    Pong,
+    Refused,
+    World,
+)
 from launcher.rendezvous.peer import count_unsent, cut_off
 from launcher.rendezvous.resolve import Address
-from launcher.rendezvous.session import Session
+from launcher.rendezvous.session import MessageSession
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
 
 FLUSH_S = 2.0  # for what is queued when the connection is closed
 LAST_EVENTS_S = 1.0  # ... and for the last events, when the job is over
-MOST_UNSENT_BYTES = 16 * 1024  # that heartbeats may have to wait for before something large is sent
+MAX_UNSENT_BYTES = 16 * 1024  # that heartbeats may have to wait for before something large is sent
 _READ_BYTES = 64 * 1024
 
 
 class Timing(NamedTuple):
-    """How long a connection waits for what."""
+    """Time limits of a connection."""
 
     connect_s: float = 10.0  # until the handshake is done
     ping_s: float = 5.0
     silence_s: float = 15.0
-    # Quick pings after the first World make the clocks' bound good early: the first pause, doubled each time.
+    # Quick pings after the first World improve the clocks' bound early: the first pause, doubled each time.
     first_ping_s: float = 0.02
 
 
 class Ended(NamedTuple):
-    """Why a connection is over."""
+    """The reason for the end of a connection."""
 
     trouble: Trouble | None  # None: the network or the coordinator failed
     reason: str
 
 
 class Callbacks(NamedTuple):
-    """Whom a connection tells; none is called from within a method of it."""
+    """The callbacks of a connection; none is called from within a method of it."""
 
     opened: Callable[[str], object]  # the local address
     message: Callable[[FromCoordinator], object]
     ended: Callable[[Ended], object]  # at most once, never after `close`
-    # Nothing was heard for so many seconds, more than is allowed; again at each heartbeat without an answer, and
-    # with 0 as soon as something is heard.
+    # Called after so many seconds of silence, beyond the limit; again at each heartbeat without an answer, and
+    # with 0 as soon as a message arrives.
     silent: Callable[[float], object] = lambda _silence_s: None
 
 
 class _State(Enum):
     LIVE = 0  # from the first attempt to connect on
-    LAST = 1  # the coordinator has said its last word; last events still go to it
-    CLOSING = 2  # what is queued is on its way
+    LAST = 1  # the coordinator has sent its last message; last events still go to it
+    CLOSING = 2  # the queue is being sent
     OVER = 3  # the socket is closed
 
 
@@ -97,20 +106,20 @@ class Connection:
         callbacks: Callbacks,
         timing: Timing | None = None,
         source: str = "",
-        session: Session | None = None,
+        session: MessageSession | None = None,
         clock: JobClock | None = None,
     ) -> None:
-        """Args: session, clock: of the connection that this one goes on with."""
+        """Args: session, clock: of the connection that this one resumes."""
         self._loop = loop
         self._callbacks = callbacks
         self._timing = timing or Timing()
         self._wire = Wire(False, secret, version, os.urandom(NONCE_BYTES))
         self._clock = clock or JobClock()
-        self._session = session or Session()
+        self._session = session or MessageSession()
         self._queue = b""
         self._state = _State.LIVE
         self._is_deaf = False  # the coordinator has closed its direction
-        self._is_silent = False  # so it was told
+        self._is_silent = False  # and this was reported
         self.ships_events = False  # so the end of the job is not the end of the connection
         self._heard_s = loop.time()
         self._next_ping_s = float("inf")
@@ -145,14 +154,14 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nearly all that was sent has arrived, so that nothing urgent waits behind what is sent now."""
+        """Whether nearly all data has arrived, so that new data does not delay urgent messages."""
         if self._queue or not self._wire.is_open or self._state not in (_State.LIVE, _State.LAST):
             return False
-        return count_unsent(self._sock) <= MOST_UNSENT_BYTES
+        return count_unsent(self._sock) <= MAX_UNSENT_BYTES
 
     @property
     def takes_all(self) -> bool:
-        """Whether all that was sent has arrived at the coordinator's machine."""
+        """Whether all sent data has arrived at the coordinator's machine."""
         return not self._queue and count_unsent(self._sock) == 0
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
@@ -160,12 +169,12 @@ class Connection:
         return self._clock.map(local_ns)
 
     def send(self, message: FromMember) -> None:
-        """Sends or queues; before `opened` and after the end it does nothing."""
+        """Send or queue a message; before `opened` and after the end, do nothing."""
         if self._wire.is_open and self._state in (_State.LIVE, _State.LAST):
             self._write(self._wire.pack(message))
 
     def close(self) -> None:
-        """Sends what is queued within a bound, then ends without another callback but the socket's end."""
+        """Send the queue within a time limit, then end without another callback."""
         if not self._is_live():
             self.end_last()
             return
@@ -178,7 +187,7 @@ class Connection:
             self._shut()
 
     def end_last(self) -> None:
-        """After the last word: there are no more events to send."""
+        """After the last message: note that there are no more events to send."""
         if self._state is _State.LAST:
             self._state = _State.CLOSING
             if not self._queue:
@@ -198,7 +207,7 @@ class Connection:
             self._end(None, (error.strerror or "").lower())
             return
         if itself:
-            # Both ends of one socket: TCP allows it when the target's port is in the range of own ports.
+            # Both ends of one socket: TCP allows it if the target's port is in the range of local ports.
             self._end(None, os.strerror(errno.ECONNREFUSED).lower())
             return
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
@@ -232,7 +241,7 @@ class Connection:
                 return
 
     def _on_deaf(self) -> None:
-        """The coordinator says nothing more; it still listens."""
+        """Handle the end of the coordinator's messages; it still reads."""
         self._is_deaf = True
         if self._state is _State.CLOSING:
             self._drop()
@@ -243,7 +252,7 @@ class Connection:
         if isinstance(event, Pong):
             self._clock.add(event.local_ns, event.received_ns, event.sent_ns, arrived_ns)
             self._session.heard(event.received)
-        elif isinstance(event, Nudge):
+        elif isinstance(event, LivenessProbe):
             self.send(Ping(arrived_ns, self._session.received))
         elif isinstance(event, Reply):
             self._write(event.data)
@@ -262,7 +271,7 @@ class Connection:
             self._next_ping_s = self._loop.time() + self._pause_s * _random()
             self._plan_beat()
         elif isinstance(message, Finish | Refused):
-            # The last word: to close tells the coordinator that it has arrived.
+            # The last message: closing the connection confirms its arrival.
             if isinstance(message, Finish) and self.ships_events:
                 self._state = _State.LAST
                 self._set_timer(LAST_EVENTS_S, self._drop)
@@ -282,7 +291,7 @@ class Connection:
         now_s = self._loop.time()
         late_s = now_s - self._timer_due_s
         if late_s > 1.0:
-            self._heard_s += late_s  # this process itself stood still; answers may wait to be read
+            self._heard_s += late_s  # this process itself was suspended; answers may wait to be read
         if now_s - self._heard_s >= self._timing.silence_s:
             self._is_silent = True
             self._callbacks.silent(now_s - self._heard_s)
@@ -293,7 +302,7 @@ class Connection:
             pause_s = self._timing.ping_s
             if 0 < self._pause_s < pause_s:
                 pause_s, self._pause_s = self._pause_s, self._pause_s * 2
-            # Not in step with the other nodes.
+            # Avoids pings in step with the other nodes.
             self._next_ping_s = now_s + pause_s * (0.95 + 0.1 * _random())
         self._plan_beat()
 
@@ -320,7 +329,7 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
-                # What the coordinator said before may still be there to be read: its reason is the better one.
+                # An earlier message of the coordinator may still be unread: its reason is the better one.
                 self._loop.call_soon(self._on_write_error, cut_off(error))
                 return
             if sent < len(data):
@@ -352,9 +361,9 @@ class Connection:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _shut(self) -> None:
-        """Half: a reset would take back what is on its way."""
+        """Close one direction: a reset would discard data in flight."""
         if self._is_deaf:
-            self._drop()  # nothing unread is left that could cause one
+            self._drop()  # no unread data is left that could cause a reset
             return
         try:
             self._sock.shutdown(socket.SHUT_WR)
@@ -382,5 +391,5 @@ class Connection:
 
 
 def _random() -> float:
-    """Between 0 and 1; the random module is not worth its import."""
+    """Return a number between 0 and 1; the random module is not worth its import."""
     return int.from_bytes(os.urandom(2), "big") / 65536

@@ -1,13 +1,13 @@
-"""The endpoint on this node: may it host the coordinator, and on which addresses does it listen?
+"""The endpoint on this node: whether it may host the coordinator, and on which addresses it listens.
 
-The rule, tried in this order:
-1. is_host given: that. Otherwise a static job is hosted by node rank 0, and any other job by the node that owns an
+Rules, tried in this order:
+1. is_host, if given. Otherwise node rank 0 hosts a static job. Any other job is hosted by the node that owns an
    address of the endpoint, found by binding it: aliases, CNAMEs and all network cards work without configuration.
-2. Listened on is what the endpoint names, so that nothing more is exposed. Exceptions, where the wildcard is used:
-   a name (not localhost) that is a loopback address here, as Debian has it for a host's own name, is another
-   address for the other nodes; and a host by order (is_host, node rank 0) whose endpoint is not an address of its
-   own is reached by translation (containers, NAT).
-3. Taken already: another agent hosts here, so this one connects to it.
+2. The coordinator listens on the addresses of the endpoint, so that nothing more is exposed. It uses the wildcard
+   in two cases. A name (not localhost) may be a loopback address here, as Debian does for a host's own name, and
+   another address for other nodes. A node that must host (is_host, node rank 0) may be reached by translation
+   (containers, NAT), if the endpoint is not an address of its own.
+3. If the port is taken already, another agent hosts here, so this one connects to it.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from typing import NamedTuple
 from launcher.rendezvous.resolve import Address, address_literal
 
 BACKLOG = 4096
-# Heartbeats find what is dead much sooner; this clears connections whose handshake never ended.
+# Heartbeats detect dead peers much sooner; this clears connections whose handshake never ended.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 WILDCARD_6 = Address(socket.AF_INET6, "::")
 WILDCARD_4 = Address(socket.AF_INET, "0.0.0.0")  # noqa: S104
-# For documentation only: the way there is the one to anywhere.
+# Documentation addresses: the route there is the default route.
 _ANYWHERE_4 = Address(socket.AF_INET, "192.0.2.1")
 _ANYWHERE_6 = Address(socket.AF_INET6, "2001:db8::1")
 
 
-class Verdict(Enum):
-    """What trying to host has shown."""
+class HostVerdict(Enum):
+    """The result of trying to host."""
 
     HOST = "host"
-    NOT_OURS = "not ours"  # the endpoint is another node's
-    TAKEN = "taken"  # ours, but somebody listens there already
+    NOT_OWN = "not ours"  # the endpoint belongs to another node
+    TAKEN = "taken"  # this node's, but another process listens there already
     FAILED = "failed"
 
 
 class Bound(NamedTuple):
     """The outcome of `try_to_host`."""
 
-    verdict: Verdict
+    verdict: HostVerdict
     listener: Listener | None
     reason: str
 
 
 class Listener:
-    """The listening sockets of a coordinator; closed and opened again without losing accepted connections."""
+    """The listening sockets of a coordinator; reopening them does not lose accepted connections."""
 
     def __init__(self, addresses: Sequence[Address], port: int) -> None:
         self._addresses = addresses
@@ -56,7 +56,7 @@ class Listener:
         self.sockets: list[socket.socket] = []
 
     def open(self) -> None:
-        """Binds and listens on all addresses or none; raises OSError."""
+        """Bind and listen on all addresses or none. Raises: OSError."""
         opened: list[socket.socket] = []
         port = self.port
         try:
@@ -81,10 +81,10 @@ def _listen(address: Address, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != WILDCARD_6))
-        # Accepted sockets inherit these, which saves a handful of system calls for each of thousands of nodes.
+        # Accepted sockets inherit these, which saves some system calls for each of thousands of nodes.
         set_options(sock)
         sock.bind(address.sockaddr(port))
-        # With SO_REUSEADDR two sockets may be bound; only one of them gets to listen, so this decides a race.
+        # With SO_REUSEADDR two sockets may be bound; only one of them can listen, so this decides a race.
         sock.listen(BACKLOG)
     except OSError:
         sock.close()
@@ -93,7 +93,7 @@ def _listen(address: Address, port: int) -> socket.socket:
 
 
 def set_options(sock: socket.socket) -> None:
-    """Options of all connections, of both ends."""
+    """Set the options of all connections, at both ends."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -101,10 +101,10 @@ def set_options(sock: socket.socket) -> None:
 
 
 def try_to_host(host: str, addresses: Sequence[Address], port: int, must_host: bool) -> Bound:
-    """Listens at the endpoint if it is this node's (or, with `must_host`, in any case)."""
+    """Listen at the endpoint if it is this node's (or, with `must_host`, in any case)."""
     ours = [address for address in addresses if owns(address)]
     if not ours and not must_host:
-        return Bound(Verdict.NOT_OURS, None, "")
+        return Bound(HostVerdict.NOT_OWN, None, "")
     is_literal = address_literal(host) is not None
     if not ours or (not is_literal and any(is_loopback(address.host) for address in ours)):
         return _try_listen([WILDCARD_6], port, [WILDCARD_4])
@@ -123,18 +123,18 @@ def _try_listen(addresses: Sequence[Address], port: int, otherwise: Sequence[Add
         ):
             return _try_listen(otherwise, port, None)
         if error.errno == errno.EADDRINUSE:
-            return Bound(Verdict.TAKEN, None, f"port {port} is taken by another process on this node")
-        return Bound(Verdict.FAILED, None, f"cannot listen on port {port}: {error.strerror}")
-    return Bound(Verdict.HOST, listener, "")
+            return Bound(HostVerdict.TAKEN, None, f"port {port} is taken by another process on this node")
+        return Bound(HostVerdict.FAILED, None, f"cannot listen on port {port}: {error.strerror}")
+    return Bound(HostVerdict.HOST, listener, "")
 
 
 def owns(address: Address) -> bool:
-    """Whether this is an address of this node."""
+    """Return whether this is an address of this node."""
     try:
         with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.bind(address.sockaddr(0))
-        # Where binding to foreign addresses is allowed (ip_nonlocal_bind), bind says yes to everything. The source
-        # address that the kernel takes towards an own address is that very address. Nothing is sent.
+        # Where binding to foreign addresses is allowed (ip_nonlocal_bind), every bind succeeds. But the kernel's
+        # source address towards an own address is that very address. Nothing is sent.
         with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect(address.sockaddr(9))
             return is_loopback(address.host) or sock.getsockname()[0] == address.host
@@ -143,11 +143,11 @@ def owns(address: Address) -> bool:
 
 
 def find_own_address(host: str, addresses: Sequence[Address]) -> tuple[str, bool]:
-    """Where ranks of other nodes reach this node, which hosts at an endpoint of these addresses.
+    """Find the address at which ranks of other nodes reach this node, the host of this endpoint.
 
-    The endpoint may be a service's address, or a name that others know by one, which forwards its own port only:
-    so what counts is an address of this node. Returns: it, and whether it is certain: else the one at which other
-    nodes have reached the coordinator is better.
+    The endpoint may be a service's address, or a name that others resolve to one, which forwards its own port
+    only. So an address of this node is needed. Returns: it, and whether it is certain; if not, the address at
+    which other nodes have reached the coordinator is better.
     """
     if address_literal(host) is not None and any(is_loopback(address.host) for address in addresses):
         return host.strip("[]"), True  # all nodes are on this host
@@ -163,7 +163,7 @@ def find_own_address(host: str, addresses: Sequence[Address]) -> tuple[str, bool
 
 
 def _source_towards(address: Address) -> str:
-    """The address of this node that it would use towards another one; nothing is sent."""
+    """Return the source address of this node towards another one; nothing is sent."""
     try:
         with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect(address.sockaddr(9))
@@ -173,12 +173,12 @@ def _source_towards(address: Address) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this text is a loopback address."""
+    """Return whether this text is a loopback address."""
     plain = plain_address(host)
     return plain == "::1" or plain.startswith("127.")
 
 
 def plain_address(host: str) -> str:
-    """An IPv4 address out of its IPv6 notation, without scope."""
+    """Return an IPv4 address from its IPv6 notation, without scope."""
     host = host.partition("%")[0]
     return host[7:] if host.startswith("::ffff:") and "." in host else host

@@ -1,8 +1,8 @@
-"""PURE: a line of a node's event file, vetted and written anew for the run file of the job.
+"""PURE: validation of a line of a node's event file, and its new form for the run file of the job.
 
-In: bytes that nobody vouches for, and who sent them. Out: a line that bootseer.events.parse_event takes, of this
-run and of that node, with the coordinator's clock; or nothing. Most lines are what our writers write, which
-msgspec checks in a microsecond; what it does not take, parse_event decides on.
+In: untrusted bytes, and their sender. Out: a line that bootseer.events.parse_event accepts, of this run and of
+that node, with the coordinator's clock; or nothing. Most lines come from Bootseer's own writers, and msgspec
+checks them in a microsecond; parse_event decides about lines that msgspec rejects.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 
 from bootseer.events import VERSION, Event, Kind, parse_event, to_json
 from launcher.rendezvous.clock import UNKNOWN_NS, map_back
-from launcher.rendezvous.event_batch import MOST_LINE_BYTES
+from launcher.rendezvous.event_batch import MAX_LINE_BYTES
 
-_MOST = 2**62  # of a number: what follows from two of them still has 64 bits
-_Count = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
+_MAX = 2**62  # of a number: a sum of two of them still fits in 64 bits
+_Count = Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)]
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -40,8 +40,8 @@ class _Line(msgspec.Struct, omit_defaults=True):
     job_error_ns: int | None = None
 
 
-class Source(NamedTuple):
-    """Where lines come from, and the mapping of its clock."""
+class LineSender(NamedTuple):
+    """The sender of lines, and the mapping of its clock."""
 
     run_id: str
     node: str
@@ -50,11 +50,11 @@ class Source(NamedTuple):
     error_ns: int
 
 
-class Vetted(NamedTuple):
+class ValidLine(NamedTuple):
     """A line for the run file, with its end."""
 
     line: bytes
-    is_beat: bool  # a scalar that belongs to no stage
+    is_beat: bool  # a heartbeat: a scalar that belongs to no stage
 
 
 _decoder = msgspec.json.Decoder(_Line)
@@ -62,9 +62,9 @@ _encoder = msgspec.json.Encoder()
 _ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
-def vet(line: bytes, source: Source) -> Vetted | None:
-    """The line as it is written; None for one that is no event of this run."""
-    if len(line) > MOST_LINE_BYTES:
+def validate_line(line: bytes, source: LineSender) -> ValidLine | None:
+    """Return the line to write; None if it is no event of this run."""
+    if len(line) > MAX_LINE_BYTES:
         return None
     try:
         found = _decoder.decode(line)
@@ -75,12 +75,12 @@ def vet(line: bytes, source: Source) -> Vetted | None:
     found.node = source.node
     found.job_ns, found.job_error_ns = job_clock(found.mono_ns, source)
     try:
-        return Vetted(_encoder.encode(found) + b"\n", _is_beat(found.stage, found.kind))
+        return ValidLine(_encoder.encode(found) + b"\n", _is_beat(found.stage, found.kind))
     except _ERRORS:
-        return _vet_slowly(line, source)  # numbers that have no 64 bits
+        return _vet_slowly(line, source)  # numbers that do not fit in 64 bits
 
 
-def _vet_slowly(line: bytes, source: Source) -> Vetted | None:
+def _vet_slowly(line: bytes, source: LineSender) -> ValidLine | None:
     event = parse_event(line)
     if event is None or event.run_id != source.run_id or not _is_sane(event):
         return None
@@ -89,12 +89,12 @@ def _vet_slowly(line: bytes, source: Source) -> Vetted | None:
         written = write_event(event._replace(node=source.node, job_ns=job_ns, job_error_ns=job_error_ns))
     except _ERRORS:
         return None
-    # Escapes may be longer than what they stand for, and nobody is to find a line that he cannot read.
-    return Vetted(written, _is_beat(event.stage, event.kind)) if len(written) <= 8 * MOST_LINE_BYTES else None
+    # Escapes may be longer than their characters, and every written line must be readable.
+    return ValidLine(written, _is_beat(event.stage, event.kind)) if len(written) <= 8 * MAX_LINE_BYTES else None
 
 
 def write_event(event: Event) -> bytes:
-    """An event as a line of a file."""
+    """Format an event as a line of a file."""
     fields = {"v": VERSION, **event._asdict()}
     for name in Event._field_defaults:
         if fields[name] is None or (name == "attrs" and not event.attrs):
@@ -102,8 +102,8 @@ def write_event(event: Event) -> bytes:
     return to_json(fields).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def job_clock(mono_ns: int, source: Source) -> tuple[int | None, int | None]:
-    """A moment by the coordinator's clock and the bound of its error; None where no clocks have been compared."""
+def job_clock(mono_ns: int, source: LineSender) -> tuple[int | None, int | None]:
+    """Map a time to the coordinator's clock, with the bound of its error; None if no clocks were compared."""
     if source.error_ns >= UNKNOWN_NS:
         return None, None
     return map_back(mono_ns, source.local_ns, source.job_ns, source.error_ns)
@@ -115,4 +115,4 @@ def _is_beat(stage: str | None, kind: str) -> bool:
 
 def _is_sane(event: Event) -> bool:
     numbers = (event.wall_ns, event.mono_ns, event.rank or 0, event.attempt or 0)
-    return all(abs(number) <= _MOST for number in numbers)
+    return all(abs(number) <= _MAX for number in numbers)

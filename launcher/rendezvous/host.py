@@ -1,4 +1,4 @@
-"""The shell around the Job: brings it messages, lost nodes and the time, and carries out its orders.
+"""The shell around the Job: it passes messages, lost nodes and the time to it, and carries out its orders.
 
 A job on one node uses it alone, through a LocalLink; with several nodes coordinator.py attaches TCP connections.
 """
@@ -9,15 +9,17 @@ from collections import deque
 from collections.abc import Callable
 
 from bootseer.light_typing import TYPE_CHECKING, Protocol
-from launcher.job import Job, Listen, Order, Send, Silence
-from launcher.loop import Cancellable, EventLoop
+from launcher.base.loop import Cancellable, EventLoop
+from launcher.coordinator.job import Job
+from launcher.coordinator.nodes import Silence
+from launcher.coordinator.orders import Listen, Order, Send
 from launcher.rendezvous.messages import (
     CheckpointFailed,
+    DroppedFromJob,
     EventBatch,
     Finish,
     FromCoordinator,
     FromMember,
-    GaveUp,
     Join,
     Leave,
     Listens,
@@ -33,18 +35,18 @@ from launcher.rendezvous.messages import (
 )
 
 if TYPE_CHECKING:
-    from launcher.rendezvous.serving import Serving
+    from launcher.rendezvous.serving import ServingNodes
 
 Deliver = Callable[[FromCoordinator], object]
-# Is told that a version cannot be had, or why a rank has failed; what follows comes with the next `Resolve`.
+# Receives unavailable versions, and failures of ranks; the reaction follows in the next `Resolve`.
 Spoiled = Callable[[CheckpointFailed | RankFailed], object]
-# Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
-# why the job cannot go on.
+# Finds the checkpoint version for an attempt and calls back with it (None: it cannot be pinned), or with the
+# reason why the job cannot continue.
 Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
 
 
 class Events(Protocol):
-    """Takes the events of all nodes (run_events.py); never blocks."""
+    """The receiver of the events of all nodes (run_events.py); never blocks."""
 
     def joined(self, node: int, host: str) -> None: ...
     def left(self, node: int) -> None: ...
@@ -52,10 +54,10 @@ class Events(Protocol):
 
 
 class JobHost:
-    """Owns the Job of this coordinator.
+    """The owner of the Job of this coordinator.
 
     With a checkpoint to load, an attempt's Worlds wait until its version is known: once for the job, so that no
-    two nodes load different ones. Nothing else waits: a node that is to stop before it has got its World has
+    two nodes load different versions. Nothing else waits. A node that has to stop before it got its World has
     nothing to stop, so the host answers for it, and a signal ends the job however long the store is silent.
     """
 
@@ -75,8 +77,8 @@ class JobHost:
         self._resolve = resolve
         self._spoiled = spoiled
         self._events = events
-        self._serving: Serving | None = None  # once a node serves
-        self._held: dict[int, World] = {}  # by node: they wait for the version
+        self._serving: ServingNodes | None = None  # once a node serves
+        self._held: dict[int, World] = {}  # by node: Worlds that wait for the version
         self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
         self._leads: tuple[int, int] | None = None  # the node with rank 0, and its attempt
@@ -90,14 +92,14 @@ class JobHost:
         return self._events is not None
 
     def attach(self, deliver: Deliver) -> int:
-        """A node has come; `deliver` is called with each message to it, never from within this call."""
+        """Add a node; `deliver` is called with each message to it, never from within this call."""
         number = self._next_node
         self._next_node += 1
         self._deliver[number] = deliver
         return number
 
     def receive(self, node: int, message: FromMember) -> None:
-        """A message of an attached node; events also after its Finish."""
+        """Take a message of an attached node; events also after its Finish."""
         if isinstance(message, EventBatch):
             if self._events is not None:
                 self._events.receive(node, message)
@@ -110,7 +112,7 @@ class JobHost:
         elif isinstance(message, CheckpointFailed):
             if node in self._deliver and self._spoiled is not None:
                 self._spoiled(message)
-                self._carry_out(self.job.start_anew(message.attempt, message.text, self._loop.time()))
+                self._carry_out(self.job.start_again(message.attempt, message.text, self._loop.time()))
         elif node in self._deliver:
             if isinstance(message, RankFailed) and self._spoiled is not None:
                 self._spoiled(message)
@@ -121,23 +123,23 @@ class JobHost:
             self._carry_out(self.job.receive(node, message, self._loop.time()))
 
     def lost(self, node: int, reason: str, heard_s: float | None = None) -> None:
-        """An attached node is gone; it was last heard of at `heard_s` of the loop's time."""
+        """Remove a lost node; its last message came at `heard_s` of the loop's time."""
         if self._deliver.pop(node, None) is not None:
             self._forget(node)
             self._held.pop(node, None)
             self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
     def reached(self, node: int, address: str) -> None:
-        """Other nodes have reached the machine of this one at that address."""
+        """Note that other nodes have reached this node's machine at that address."""
         self.job.reached(node, address)
 
     def unheard(self, node: int, how: Silence, reason: str, heard_s: float, limit_s: float) -> None:
-        """Nothing is heard of an attached node, since `heard_s`; it may be back, or gets a GaveUp. See Job."""
+        """Note that a node is silent since `heard_s`; it may come back, or gets a DroppedFromJob. See Job."""
         if node in self._deliver:
             self._carry_out(self.job.unheard(node, how, reason, self._loop.time(), heard_s, limit_s))
 
     def heard(self, node: int) -> None:
-        """It is heard of again."""
+        """Note that a silent node has sent a message again."""
         if node in self._deliver:
             self._carry_out(self.job.heard(node, self._loop.time()))
 
@@ -156,9 +158,9 @@ class JobHost:
             if isinstance(message, World) and self._resolve is not None:
                 self._held[order.node] = message
             elif isinstance(message, Stop) and self._take_back(order.node, message.attempt):
-                waiting.extend(self.job.not_begun(order.node, message.attempt, self._loop.time()))
+                waiting.extend(self.job.on_not_started(order.node, message.attempt, self._loop.time()))
             else:
-                if isinstance(message, Finish | Refused | GaveUp):
+                if isinstance(message, Finish | Refused | DroppedFromJob):
                     self._held.pop(order.node, None)
                 self._do(order)
         if self._held and not self._is_resolving and self._resolve is not None:
@@ -167,7 +169,7 @@ class JobHost:
         self._plan_tick()
 
     def _take_back(self, node: int, attempt: int) -> bool:
-        """Whether the World of this attempt has not left yet; it never will."""
+        """Withdraw the World of this attempt; return whether it was not sent yet."""
         if node not in self._held or self._held[node].attempt != attempt:
             return False
         del self._held[node]
@@ -182,8 +184,8 @@ class JobHost:
         if deliver is not None:
             if isinstance(order.message, World) and not order.message.first_rank:
                 self._leads = order.node, order.message.attempt
-            if isinstance(order.message, Refused | Finish | GaveUp):
-                # Its connection ends by this: what comes of it later is no news to the Job.
+            if isinstance(order.message, Refused | Finish | DroppedFromJob):
+                # This ends its connection: later messages do not concern the Job.
                 del self._deliver[order.node]
                 if isinstance(order.message, Finish) and self.on_finish is not None:
                     self.on_finish(order.message)
@@ -202,21 +204,21 @@ class JobHost:
             self._serving.left(node)
 
     def _serves(self, node: int, message: PeerServes) -> None:
-        """Between nodes alone: the Job has no part in it."""
+        """Pass on a message between nodes: the Job is not involved."""
         if self._serving is None:
-            from launcher.rendezvous.serving import Serving
+            from launcher.rendezvous.serving import ServingNodes
 
-            self._serving = Serving(self._loop, lambda each, found: self._do(Send(each, found)))
+            self._serving = ServingNodes(self._loop, lambda each, found: self._do(Send(each, found)))
         self._serving.receive(node, message)
 
     def _tell_others(self, node: int, message: FromCoordinator) -> None:
-        """Between nodes alone, too."""
+        """Send a message to all other nodes; the Job is not involved here either."""
         for other in tuple(self._deliver):
             if other != node:
                 self._do(Send(other, message))
 
     def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
-        """Holds also for an attempt that came in the place of the one that asked: no rank has run, or saved."""
+        """Apply the version, also to a later attempt than the requesting one: no rank has run, or saved."""
         self._is_resolving = False
         held, self._held = self._held, {}
         if error and held:
@@ -246,18 +248,18 @@ class LocalLink:
         self._node = host.attach(self._queue)
 
     def _queue(self, message: FromCoordinator) -> None:
-        # Not from within the call that caused it: the agent would be entered a second time.
+        # Not from within the causing call: the agent would be re-entered.
         self._loop.call_soon(self._on_message, message)
 
     def send(self, message: FromMember) -> None:
         self._loop.call_soon(self._host.receive, self._node, message)
 
     def reached(self, address: str) -> None:
-        """Other nodes have reached this one at that address."""
+        """Note that other nodes have reached this one at that address."""
         self._host.reached(self._node, address)
 
     def ship(self, batch: EventBatch) -> None:
-        """Events of this node. At once: nothing comes back, and the loop may have ended."""
+        """Deliver events of this node at once: there is no answer, and the loop may have ended."""
         self._host.receive(self._node, batch)
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""What Python environment the ranks of this node run in, found out beside everything else.
+"""The Python environment of this node's ranks, determined in parallel to everything else.
 
-In: the ranks' interpreter. Out, by callback: an Identity (digest, or why there is none); the list itself is kept
-for the coordinator, which asks for it only when digests differ. The interpreter itself is asked, in a child
-process: its path may differ from ours. Not used for jobs on one node.
+In: the ranks' interpreter. Out, by callback: an Identity (digest, or the reason why there is none). The list
+itself is kept for the coordinator, which requests it only if digests differ. The interpreter itself is run in a
+child process, as its path may differ from bootrun's. Not used for jobs on one node.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from bootseer.secret import SECRET_VARIABLES
-from launcher.loop import Cancellable, EventLoop
+from launcher.base import children
+from launcher.base.loop import Cancellable, EventLoop
 from launcher.rendezvous.list_distributions import MARK
 from launcher.rendezvous.messages import Distributions, Identity
 
 PATIENCE_S = 10.0
-IMAGE = "(image)"  # no name that a distribution can have
+IMAGE = "(image)"  # not a valid name of a distribution
 _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "list_distributions.py")
-_MOST_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
 
 
 class IdentityProbe:
-    """Asks once; `found` is set when the callback comes with a digest."""
+    """One query; `found` is set if the callback gets a digest."""
 
     def __init__(
         self,
@@ -39,9 +40,9 @@ class IdentityProbe:
         image: str = "",
     ) -> None:
         """Args:
-        python: "" for ranks that are no Python: then only the image counts.
-        prefix, listing: words before the command, and where it finds our file, if ranks run elsewhere.
-        image: what tells it from others, "" for this node itself.
+        python: "" for ranks that do not run Python: then only the image counts.
+        prefix, listing: arguments before the command, and its path of the listing script, if ranks run elsewhere.
+        image: identifies the image, "" for this node itself.
         """
         self.found: Distributions | None = None
         self._loop = loop
@@ -65,11 +66,17 @@ class IdentityProbe:
 
     def _start(self, words: list[str], environ: dict[str, str]) -> None:
         child_in, self._stdin_fd = os.pipe2(os.O_CLOEXEC)
-        self._stdout_fd, child_out = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._stdout_fd, child_out = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            os.close(child_in)
+            os.close(self._stdin_fd)
+            raise
         os.set_blocking(self._stdout_fd, False)
         actions = [(os.POSIX_SPAWN_DUP2, child_in, 0), *((os.POSIX_SPAWN_DUP2, child_out, fd) for fd in (1, 2))]
         try:
             self._pid = os.posix_spawnp(words[0], words, environ, file_actions=actions)
+            children.add(self._pid)
         except OSError:
             self._close()
             raise
@@ -78,18 +85,16 @@ class IdentityProbe:
             os.close(child_out)
 
     def close(self) -> None:
-        """Ends it; the callback is not called any more."""
+        """End the query; the callback is not called any more."""
         if self._pid < 0:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._stdout_fd)
         self._close()
-        try:
-            os.kill(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._reap()
+        os.kill(self._pid, signal.SIGKILL)  # not reaped, so the pid is its own
+        children.reap_killed(self._pid)  # it may hang on the file system of its environment
+        self._pid = -1
 
     def _close(self) -> None:
         os.close(self._stdin_fd)
@@ -97,10 +102,7 @@ class IdentityProbe:
 
     def _reap(self) -> int:
         pid, self._pid = self._pid, -1
-        try:
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:
-            return 0  # reaped by the handler for orphans (first process of a container)
+        return os.waitstatus_to_exitcode(children.reap(pid, waits=True) or 0)
 
     def _on_readable(self) -> None:
         try:
@@ -108,7 +110,7 @@ class IdentityProbe:
         except BlockingIOError:
             return
         self._output += data
-        if len(self._output) > _MOST_BYTES:
+        if len(self._output) > _MAX_BYTES:
             self._give_up("too much output")
         elif not data:
             self._finish()
@@ -132,12 +134,12 @@ class IdentityProbe:
         self._tell(Distributions(fields[0], tuple(fields[1:])))
 
     def _tell(self, found: Distributions) -> None:
-        """The image stands beside the distributions, so that a table of differences shows it."""
+        """Report the distributions and the image, so that a table of differences shows both."""
         names = (*found.names, f"{IMAGE}=={self._image}") if self._image else found.names
         self.found = Distributions(found.interpreter, names)
         self._on_identity(Identity(digest(self.found), ""))
 
 
 def digest(distributions: Distributions) -> str:
-    """SHA-256 of the list, in hexadecimal."""
+    """Return the SHA-256 of the list, in hexadecimal."""
     return hashlib.sha256("\n".join((distributions.interpreter, *distributions.names)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the agent of a node sees of the coordinator: the same for one node and for many."""
+"""The agent's interface to the coordinator: the same for one node and for many."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from launcher.rendezvous.messages import FromMember
 
 
 class Link(Protocol):
-    """A way to the coordinator, in this process (host.py) or over TCP (member.py)."""
+    """A link to the coordinator, in this process (host.py) or over TCP (member.py)."""
 
     def send(self, message: FromMember) -> None:
-        """Queues a message; never blocks, never raises for a lost connection (that is told by `on_lost`)."""
+        """Queue a message; never block, and never raise for a lost connection (`on_lost` reports that)."""
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
-        """This node's `time.monotonic_ns()` as the coordinator's, with the bound of its error, both ns."""
+        """Map this node's `time.monotonic_ns()` to the coordinator's, with the bound of its error, both ns."""
 
     @property
     def is_local(self) -> bool:
@@ -21,10 +21,10 @@ class Link(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """After `close`: whether nothing is left to be sent."""
+        """After `close`: whether all messages have been sent."""
 
     def rejoin(self, master_port: int) -> None:
-        """Joins anew, after a GaveUp, with a fresh port for the node's next attempt as rank 0."""
+        """Rejoin after a DroppedFromJob, with a fresh port for the node's next attempt as rank 0."""
 
     def close(self) -> None:
-        """Sends what is queued within a bound, then ends the connection."""
+        """Send queued messages within a time limit, then end the connection."""

@@ -1,29 +1,29 @@
-"""What the nodes of a job and its coordinator tell each other; also the calls of a single-node job with itself.
+"""Messages between the nodes of a job and its coordinator; a single-node job uses them inside one process.
 
-Plain named tuples: they cost nothing to import, and msgspec encodes and validates them on the wire (wire.py), so
-a message that reaches this side has the types below. Times in `_ns` are nanoseconds of the coordinator's
-monotonic clock unless the name says local; `error_ns` bounds how wrong such a time can be.
+Plain named tuples: they cost nothing to import. msgspec encodes and validates them on the wire (wire.py), so a
+received message has the types below. Times in `_ns` are nanoseconds of the coordinator's monotonic clock, or of
+the node's if the name has local; `error_ns` bounds the error of such a time.
 """
 
 from __future__ import annotations
 
 from bootseer.light_typing import NamedTuple
-from launcher.supervise.facts import RankFacts
+from launcher.base.facts import RankFacts
 
 # ---- records -----------------------------------------------------------------------------------------------
 
 
 class MountFault(NamedTuple):
-    """A mount of bootrun's own, below the ranks of a node, could not be read."""
+    """A read fault of a mount of bootrun below the ranks of a node."""
 
     what: str  # env, image, checkpoint
     why: str  # one line: block, pack, store, cause
-    is_damage: bool  # to ask again later does not mend it
+    is_damage: bool  # a later retry does not help
     is_end: bool = False  # the mount has ended
 
 
 class Failure(NamedTuple):
-    """A rank that ended in any other way than exit status 0."""
+    """A rank that did not end with exit status 0."""
 
     node: str  # host name of its node
     group_rank: int
@@ -31,23 +31,23 @@ class Failure(NamedTuple):
     local_rank: int
     pid: int
     status: int  # exit status, or minus the signal's number, as in subprocess
-    time_ns: int  # moment of the exit
+    time_ns: int  # time of the exit
     error_ns: int
-    wall_s: float  # the node's wall clock at that moment, for people
-    stopped_by_us: bool  # it ended after the launcher had told it to
+    wall_s: float  # the node's wall clock at that time, for users
+    stopped_by_us: bool  # it ended after the launcher stopped it
     error_file: str  # "" when there is none
     message: str  # from the error file, else ""
     traceback: str  # from the error file, else ""
-    stderr_tail: tuple[str, ...]  # last lines of its stderr log, () when it went to the console
-    oom: str = ""  # killed for want of memory: yes, maybe, no, "" where that cannot be known
+    stderr_tail: tuple[str, ...]  # last lines of its stderr log, () if stderr is the console
+    oom: str = ""  # killed by the OOM killer: yes, maybe, no, "" if unknown
     kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
-    checks: tuple[str, ...] = ()  # what health checks have found wrong with its node by then
+    checks: tuple[str, ...] = ()  # findings of health checks on its node by then
     mounts: tuple[MountFault, ...] = ()  # in this attempt, on its node
-    early: tuple[int, ...] = ()  # ranks that had ended with 0 before it lost another; by the coordinator
+    early: tuple[int, ...] = ()  # ranks that had ended with 0 before it lost another; set by the coordinator
 
 
 class Distributions(NamedTuple):
-    """What decides whether two nodes run the same Python environment."""
+    """The facts that show whether two nodes run the same Python environment."""
 
     interpreter: str  # version and ABI, "3.11.7 cpython-311-x86_64-linux-gnu"
     names: tuple[str, ...]  # "torch==2.13.0", sorted
@@ -56,21 +56,21 @@ class Distributions(NamedTuple):
 # ---- member to coordinator ---------------------------------------------------------------------------------
 
 
-class Runs(NamedTuple):
-    """What a node's ranks run, by digests (same_job.py); empty where that is not compared."""
+class EntryDigest(NamedTuple):
+    """The entry point of a node's ranks, as digests (same_job.py); empty if that is not compared."""
 
-    shown: str = ""  # for people, without secrets
+    shown: str = ""  # for users, without secrets
     place: str = ""  # of the script
-    content: str = ""  # of its name and content; "" where that cannot be known
+    content: str = ""  # of its name and content; "" if unknown
     args: str = ""
 
 
 class Join(NamedTuple):
-    """First message after the handshake: who I am and which job I mean."""
+    """First message after the handshake: the identity of the node and its job."""
 
     run_id: str
     host: str  # host name
-    address: str  # where ranks of other nodes reach this node: --local-addr, else the connection's own address
+    address: str  # at which ranks of other nodes reach this node: --local-addr, else the connection's own
     pid: int
     node_rank: int  # -1: not given
     role: str
@@ -80,18 +80,18 @@ class Join(NamedTuple):
     max_restarts: int
     master_port: int  # a port this node holds for its next attempt as rank 0
     has_identity: bool  # an Identity message will follow
-    runs: Runs = Runs()
+    runs: EntryDigest = EntryDigest()
 
 
 class Resume(NamedTuple):
-    """First message after the handshake of a node that had joined: its last connection has broken."""
+    """First message after the handshake of a node that had joined and lost its connection."""
 
     token: str  # of its Welcome
     received: int  # messages of the coordinator
 
 
 class Identity(NamedTuple):
-    """Digest of the node's Distributions, "" when it could not be found out (then `why` says so)."""
+    """Digest of the node's Distributions, "" if unknown (then `why` gives the reason)."""
 
     digest: str
     why: str
@@ -103,40 +103,40 @@ class Environment(NamedTuple):
     distributions: Distributions
 
 
-class SetupNews(NamedTuple):
-    """What came of looking for the ranks' environment, fetching or making it (setup_policy.py)."""
+class SetupReport(NamedTuple):
+    """The result of searching, fetching or making the ranks' environment (setup_policy.py)."""
 
     # waiting, looked, fetched, unfetched, damaged, published, found, unpublished, failed, strict, misplaced
     what: str
-    key: str  # of the environment, "" where it is not known
-    tree: str  # that was found, or "" for none
+    key: str  # of the environment, "" if unknown
+    tree: str  # that was found, "" for none
     text: str  # why not, or why it failed
 
 
 class CheckpointFailed(NamedTuple):
-    """The version that an attempt loads cannot be had on this node."""
+    """The checkpoint version of an attempt is unavailable on this node."""
 
     attempt: int
     digest: str  # of the version
-    is_damaged: bool  # for good: another version may do
-    text: str  # for people: why
+    is_damaged: bool  # permanently: another version may work
+    text: str  # for users: the reason
 
 
 class PeerServes(NamedTuple):
-    """This node serves bytes to the others of the job (launcher/peers.py), or no longer."""
+    """This node serves bytes to other nodes of the job (launcher/provision/peers.py), or no longer does."""
 
-    host: str  # host name, for people
+    host: str  # host name, for users
     address: str  # an IP address of this node
     port: int  # 0: no longer
 
 
 class EventsDropped(NamedTuple):
-    """Lines of a node's event files that it has not sent, so far, by reason."""
+    """Number of event lines that a node has not sent so far, by reason."""
 
     rate: int  # heartbeats beyond their rate
     long: int
-    unread: int  # the files grew faster than they may be read
-    torn: int  # cut off
+    unread: int  # the files grew faster than the read limit
+    torn: int  # truncated lines
 
 
 class EventBatch(NamedTuple):
@@ -145,17 +145,17 @@ class EventBatch(NamedTuple):
     data: bytes  # zlib; b"" for none
     raw_bytes: int  # of the lines
     lines: int
-    local_ns: int  # the node's clock when this was packed, and by it the coordinator's
+    local_ns: int  # the node's clock when this was packed, and the matching time of the coordinator
     job_ns: int
     error_ns: int
     dropped: EventsDropped
 
 
 class Ping(NamedTuple):
-    """Heartbeat; carries the sender's clock for the mapping."""
+    """A heartbeat; carries the sender's clock for the mapping."""
 
     local_ns: int
-    received: int = 0  # messages of the coordinator (session.py)
+    received: int = 0  # messages from the coordinator (session.py)
 
 
 class Started(NamedTuple):
@@ -171,8 +171,8 @@ class Listens(NamedTuple):
     attempt: int
 
 
-class RankLooks(NamedTuple):
-    """What is seen of the node's ranks from outside, now and then while they run; times by the job's clock."""
+class RankSamples(NamedTuple):
+    """Regular observations of the node's ranks from outside; times by the job's clock."""
 
     attempt: int
     facts: tuple[RankFacts, ...]
@@ -181,34 +181,34 @@ class RankLooks(NamedTuple):
 class NodeStacks(NamedTuple):
     """Answer to WantStacks."""
 
-    number: int  # of the question
+    number: int  # of the query
     data: bytes  # of supervise/watch.py: zlib of JSON
-    traces: bytes = b""  # of supervise/ring.py: the same; b"" without --trace-collectives
-    layout: str = ""  # of bootseer.layout, a line of bootseer/diagnose/layout.py
-    devices: str = ""  # of supervise/accelerators.py: what accelerators do, as JSON
+    traces: bytes = b""  # of monitor/collectives/ring.py: the same; b"" without --trace-collectives
+    layout: str = ""  # of bootseer.layout, a line of bootseer/hangs/layout.py
+    devices: str = ""  # of monitor/collectives/accelerators.py: the use of accelerators, as JSON
 
 
-class RuleFound(NamedTuple):
-    """A rule over what ranks print was broken on this node (launcher/rules)."""
+class RuleFired(NamedTuple):
+    """A log rule fired on this node (launcher/rules)."""
 
     attempt: int
     rule: str  # its name
     kind: str  # class of failure, "" for none
     action: str  # report, restart, give-up, stop
     rank: int  # -1: none in particular
-    text: str  # why
+    text: str  # the reason
 
 
-class RuleSeen(NamedTuple):
-    """For a rule about any rank of the job: what this node has seen for it."""
+class RuleObservation(NamedTuple):
+    """For a rule about any rank of the job: an observation of this node."""
 
     attempt: int
     rule: str
-    what: str  # a line with start, match, stop; watch: it sees what its ranks print; blind: no longer
+    what: str  # a line with start, match, stop; watch: it sees its ranks' output; blind: no longer
 
 
 class PairPort(NamedTuple):
-    """Answer to WantPairs: others may measure their network to this node here."""
+    """Answer to WantPairs: the place at which others can measure their network to this node."""
 
     number: int  # of the test
     address: str  # an IP address
@@ -216,7 +216,7 @@ class PairPort(NamedTuple):
 
 
 class PairMeasured(NamedTuple):
-    """What a node has measured with another of its group (bootseer/health/pairs.py)."""
+    """A measurement of a node with another one of its group (bootseer/health/pairs.py)."""
 
     partner: int
     error: str
@@ -232,8 +232,8 @@ class PairResult(NamedTuple):
     measured: tuple[PairMeasured, ...]
 
 
-class ClockSays(NamedTuple):
-    """With --check: the node's wall clock, and by the coordinator's monotonic one when that was."""
+class ClockReading(NamedTuple):
+    """With --check: the node's wall clock, and the coordinator's monotonic time of the reading."""
 
     wall_ns: int
     job_ns: int
@@ -254,53 +254,53 @@ class Succeeded(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """Answer to Stop, once nothing of the attempt runs on the node any more; never sent unasked."""
+    """Answer to Stop, after all processes of the attempt on the node have ended; never sent unrequested."""
 
     attempt: int
     failures: tuple[Failure, ...]
     master_port: int  # a fresh one for the next attempt
-    port_was_taken: bool  # another process listens on the master port of the attempt
-    steps: int = -1  # the most that a rank of this node has made; -1: nothing counts them
-    step: int | None = None  # the highest number that a rank here has given with a heartbeat
-    traces: bytes = b""  # calls of torch.distributed of the ranks here, where they are traced (supervise/ring.py)
-    ended: tuple[int, ...] = ()  # ranks here that had ended with 0 before they were told to stop
+    port_was_taken: bool  # another process listens on the attempt's master port
+    steps: int = -1  # the maximum of this node's ranks; -1: not counted
+    step: int | None = None  # the highest number that a rank here gave with a heartbeat
+    traces: bytes = b""  # calls of torch.distributed by the ranks here, if traced (monitor/collectives/ring.py)
+    ended: tuple[int, ...] = ()  # ranks here that had ended with 0 before they were stopped
 
 
 class Examined(NamedTuple):
-    """Answer to Examine, of a node that was to run the command."""
+    """Answer to Examine, from a node that ran the command."""
 
     attempt: int
     seconds: float
-    text: str  # what came of it, for people
+    text: str  # the result, for users
 
 
 class BadFinding(NamedTuple):
-    """What a health check has found that makes its node unfit."""
+    """A finding of a health check that makes its node unfit."""
 
     check: str  # its name
-    text: str  # for people
+    text: str  # for users
 
 
-class Mended(NamedTuple):
-    """Answer to Mend."""
+class RecoveryResult(NamedTuple):
+    """Answer to RecoveryStep."""
 
     attempt: int
     step: str
     is_well: bool  # the command ended with status 0; the checks were run
     seconds: float
-    text: str  # what came of it, for people
+    text: str  # the result, for users
     found: tuple[BadFinding, ...] = ()  # of checks
-    suspects: tuple[str, ...] = ()  # host names that a replay has found to be at fault
+    suspects: tuple[str, ...] = ()  # host names of machines that a replay found faulty
 
 
 class Signalled(NamedTuple):
-    """The agent of this node was told to stop the job by a signal."""
+    """The agent of this node got a signal to stop the job."""
 
     signum: int
 
 
 class Leave(NamedTuple):
-    """The node goes and the job may go on without it."""
+    """The node leaves, and the job may continue without it."""
 
     reason: str
 
@@ -319,61 +319,61 @@ class Welcome(NamedTuple):
 class Resumed(NamedTuple):
     """Answer to Resume: the node takes part as before."""
 
-    received: int  # messages of the node (session.py)
+    received: int  # messages from the node (session.py)
 
 
-class GaveUp(NamedTuple):
-    """The job goes on without this node: its ranks are of no use any more, it may join anew."""
+class DroppedFromJob(NamedTuple):
+    """The job continues without this node: its ranks are useless now, and it may rejoin."""
 
     reason: str
 
 
-class Nudge(NamedTuple):
-    """Nothing is heard of the node: if its machine lives, TCP says that this has arrived."""
+class LivenessProbe(NamedTuple):
+    """The node is silent: if its machine lives, TCP confirms that this has arrived."""
 
 
 class WantEvents(NamedTuple):
-    """The coordinator writes a file with the events of all nodes: send yours."""
+    """Request to send events, as the coordinator writes a file with the events of all nodes."""
 
 
 class Pong(NamedTuple):
-    """Answer to Ping: its local_ns, and the coordinator's clock when it came in and when this went out."""
+    """Answer to Ping: its local_ns, and the coordinator's clock at its arrival and at the answer."""
 
     local_ns: int
     received_ns: int
     sent_ns: int
-    received: int = 0  # messages of the node (session.py)
+    received: int = 0  # messages from the node (session.py)
 
 
 class WantEnvironment(NamedTuple):
-    """Send your Environment: the nodes differ and a table is to be printed."""
+    """Request for the Environment: the nodes differ, and the coordinator prints a table."""
 
 
 class SetupOrder(NamedTuple):
-    """What to do for the ranks' environment."""
+    """An order about the ranks' environment."""
 
     do: str  # use, show, build, wait, own, again
-    tree: str  # to be used; of `build`: a damaged one, to be replaced
-    text: str  # for people; of `build`: "others" if other nodes wait for it
+    tree: str  # to use; for `build`: a damaged one, to replace
+    text: str  # for users; for `build`: "others" if other nodes wait for it
 
 
 class PeerNode(NamedTuple):
     """A node that serves bytes to others."""
 
-    id: str  # of this node in this job, for good
+    id: str  # of this node, constant during the job
     address: str  # an IP address
     port: int
 
 
 class PeerNodes(NamedTuple):
-    """All nodes of this one's group that serve by now; only to nodes that do."""
+    """The serving nodes of the receiver's group; sent only to nodes that serve."""
 
-    own: str  # id of the node that this is sent to
+    own: str  # id of the receiving node
     nodes: tuple[PeerNode, ...]
 
 
 class Pinned(NamedTuple):
-    """The version of the checkpoint that all ranks of an attempt load; empty strings: there is none yet."""
+    """The checkpoint version that all ranks of an attempt load; empty strings: there is none yet."""
 
     version: str
     digest: str  # of its manifest, or of names, sizes and etags of its files
@@ -396,7 +396,7 @@ class World(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """No place in the world at present; wait."""
+    """The node has no place in the world at present, and waits."""
 
     nodes: int
 
@@ -418,85 +418,85 @@ class Examine(NamedTuple):
     runs: bool  # this node runs the command, and answers Examined
 
 
-class Mend(NamedTuple):
-    """Between two attempts: take this step (ladder.py), then answer Mended."""
+class RecoveryStep(NamedTuple):
+    """Order to take this step (escalation.py) between two attempts, then answer RecoveryResult."""
 
     attempt: int  # that has failed
     step: str  # stop-time-checks, rollback, replay
     limit_s: float
     kind: str  # class of the failure
-    number: int  # of its page
-    data: bytes  # the page as far as it is known, b"" for none
+    number: int  # of its failure record
+    data: bytes  # the record as far as it is known, b"" for none
     hosts: tuple[str, ...]  # of the attempt
 
 
 class StepTaken(NamedTuple):
-    """A step of the restart ladder, to the node with rank 0, which keeps it among its events."""
+    """A step of the escalation ladder, to the node with rank 0, which writes it to its events."""
 
     attempt: int  # that has failed
     step: str
     kind: str  # class of the failure
-    text: str  # why, or what came of it
+    text: str  # the reason, or the result
 
 
 class MasterListens(NamedTuple):
-    """Rank 0 of an attempt listens on its master port: forked ranks of other nodes have waited for that."""
+    """Rank 0 of an attempt listens on its master port; forked ranks of other nodes wait for this."""
 
     attempt: int
 
 
 class WantStacks(NamedTuple):
-    """Send what the ranks of attempt `attempt` do: the job stands still."""
+    """Request for the stacks of the ranks of attempt `attempt`: the job hangs."""
 
     attempt: int
     number: int
 
 
-class Standstill(NamedTuple):
-    """The job stands still: to the node with rank 0, which keeps the report."""
+class HangReport(NamedTuple):
+    """A hang of the job, to the node with rank 0, which writes the report."""
 
     attempt: int
-    number: int  # of the standstill in this job, from 0
-    text: str  # for people
+    number: int  # of the hang in this job, from 0
+    text: str  # for users
     data: bytes  # zlib of JSON: the same for programs
 
 
-class RuleTold(NamedTuple):
-    """A broken rule, to all nodes: a line for people; the node with rank 0 keeps it among its events."""
+class RuleReport(NamedTuple):
+    """A fired rule, to all nodes: a line for users; the node with rank 0 writes it to its events."""
 
     attempt: int
     rule: str
     kind: str
     action: str
     rank: int
-    text: str  # for people
+    text: str  # for users
 
 
 class WantPairs(NamedTuple):
-    """Listen: nodes are about to measure the network between each other."""
+    """Order to listen: nodes are about to measure the network between each other."""
 
     number: int
 
 
 class PairNode(NamedTuple):
-    """Where a node listens for that."""
+    """The place at which a node listens for that."""
 
     address: str
     port: int
 
 
 class PairOrder(NamedTuple):
-    """Measure, in rounds, each node of this group with each other."""
+    """Order to measure, in rounds, each node of this group with each other."""
 
     number: int
     own: int  # which of `nodes` this one is
     nodes: tuple[PairNode, ...]
 
 
-class CheckTold(NamedTuple):
-    """What the coordinator has found of a node, or between nodes, to all: a Finding (bootseer/health)."""
+class CheckReport(NamedTuple):
+    """The coordinator's finding about a node, or between nodes, to all: a Finding (bootseer/health)."""
 
-    is_own: bool  # it is about the node that this is sent to
+    is_own: bool  # it is about the receiving node
     is_over: bool
     check: str
     level: str
@@ -508,15 +508,15 @@ class CheckTold(NamedTuple):
     way_out: str
 
 
-class FailurePage(NamedTuple):
-    """How an attempt failed, and what was done: to the node with rank 0, which keeps it."""
+class FailureRecordMessage(NamedTuple):
+    """The record of a failed attempt and the reaction to it, to the node with rank 0, which writes it."""
 
-    number: int  # of the page in this job, from 0
-    data: bytes  # of supervise/failure_page.py: zlib of JSON
+    number: int  # of the record in this job, from 0
+    data: bytes  # of monitor/failure/record.py: zlib of JSON
 
 
 class Note(NamedTuple):
-    """A line for the people who read this node's console."""
+    """A line for this node's console."""
 
     text: str
 
@@ -525,14 +525,14 @@ class Finish(NamedTuple):
     """The job is over: exit with `status`."""
 
     status: int
-    reason: str  # "" when all went well
+    reason: str  # "" after success
     failures: tuple[Failure, ...]  # first failure first; at most 64
-    unsure: tuple[int, ...]  # ranks of which none can be told to be the first; () when it is known
+    unsure: tuple[int, ...]  # ranks of which any may be the first; () if the first is known
     lost: tuple[str, ...] = ()  # hosts of lost nodes that may have failed before these ranks; at most 64
 
 
 class Refused(NamedTuple):
-    """The node cannot take part: end with `status` and this one line."""
+    """The node cannot take part: it ends with `status` and this one line."""
 
     status: int
     reason: str
@@ -550,26 +550,26 @@ FromMember = (
     | Stopped
     | Signalled
     | Leave
-    | SetupNews
+    | SetupReport
     | CheckpointFailed
     | EventBatch
     | PeerServes
     | Listens
-    | RankLooks
+    | RankSamples
     | NodeStacks
-    | RuleFound
-    | RuleSeen
+    | RuleFired
+    | RuleObservation
     | Examined
-    | Mended
+    | RecoveryResult
     | PairPort
     | PairResult
-    | ClockSays
+    | ClockReading
 )
 FromCoordinator = (
     Welcome
     | Resumed
-    | GaveUp
-    | Nudge
+    | DroppedFromJob
+    | LivenessProbe
     | Pong
     | WantEnvironment
     | World
@@ -583,13 +583,13 @@ FromCoordinator = (
     | PeerNodes
     | MasterListens
     | WantStacks
-    | Standstill
-    | RuleTold
-    | FailurePage
+    | HangReport
+    | RuleReport
+    | FailureRecordMessage
     | Examine
-    | Mend
+    | RecoveryStep
     | StepTaken
     | WantPairs
     | PairOrder
-    | CheckTold
+    | CheckReport
 )

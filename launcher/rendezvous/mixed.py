@@ -1,4 +1,4 @@
-"""PURE: which environments the nodes of a job have, and how they differ."""
+"""PURE: the environments of a job's nodes, and their differences."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from launcher.rendezvous.messages import Distributions
 
-MOST_LINES = 40
+MAX_LINES = 40
 
 
 def group_by_digest(digests: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    """Nodes by known digest, the largest group first; nodes whose environment is unknown are left out."""
+    """Group nodes by digest, the largest group first; omit nodes whose environment is unknown."""
     groups: dict[str, list[int]] = {}
     for node, digest in digests.items():
         if digest:
@@ -19,7 +19,7 @@ def group_by_digest(digests: Mapping[int, str]) -> list[tuple[str, list[int]]]:
 
 
 def difference_table(groups: Sequence[tuple[str, Distributions]]) -> str:
-    """What differs between groups of nodes, each named by its first field; a line a distribution."""
+    """Return the differences between groups of nodes, each with its title; a line for each distribution."""
     titles = [title for title, _ in groups]
     rows: list[tuple[str, ...]] = []
     interpreters = [environment.interpreter for _, environment in groups]
@@ -30,8 +30,8 @@ def difference_table(groups: Sequence[tuple[str, Distributions]]) -> str:
         row = [each.get(name, "-") for each in versions]
         if len(set(row)) > 1:
             rows.append((name, *row))
-    left_out = len(rows) - MOST_LINES
-    table = [("", *titles), *rows[:MOST_LINES]]
+    left_out = len(rows) - MAX_LINES
+    table = [("", *titles), *rows[:MAX_LINES]]
     widths = [max(len(row[column]) for row in table) for column in range(len(titles) + 1)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table

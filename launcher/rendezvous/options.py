@@ -1,37 +1,40 @@
-"""What the user said about the rendezvous: backend, endpoint, --rdzv-conf and --standalone, checked. Pure.
+"""The user's rendezvous options: backend, endpoint, --rdzv-conf and --standalone, checked. Pure.
 
-In goes the parsed command line, out come `Meeting` (where nodes meet, under which name) and `Timing`. Keys of
---rdzv-conf that are not ours are never looked at: torchrun's users pass many.
+In: the parsed command line. Out: `RendezvousPlace` (the place and name of the rendezvous) and `Timing`. Unknown
+keys of
+--rdzv-conf are ignored: users of torchrun pass many.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping
 
 from bootseer.errors import ConfigError, UsageError
-from bootseer.light_typing import NamedTuple
-from launcher.flags import NotGiven
+from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from launcher.cli.flags import NotGiven
+
+if TYPE_CHECKING:
+    from launcher.cli.quick_parse import Arguments
 
 C10D_PORT = 29400
 STATIC_PORT = 29500
-NOBODY_ELSE = ("localhost", 0)
+LOCAL_ENDPOINT = ("localhost", 0)
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _HOST = re.compile(r"[\w.:%-]+")
 
 
-class Meeting(NamedTuple):
-    """Who meets where."""
+class RendezvousPlace(NamedTuple):
+    """The place and the participants of a rendezvous."""
 
     backend: str  # static | c10d
     min_nodes: int
     max_nodes: int
     endpoint: tuple[str, int]
-    run_id: str  # "": a fresh one is to be made
-    is_single: bool  # one node and nobody can join: no networking
-    master: tuple[str, int] | None  # given by the user, None: ours to choose
-    node_rank: int | None  # None: not given, or of no meaning
+    run_id: str  # "": a fresh one is made
+    is_single: bool  # one node, and no other can join: no networking
+    master: tuple[str, int] | None  # given by the user; None: bootrun chooses
+    node_rank: int | None  # None: not given, or meaningless
 
 
 class Timing(NamedTuple):
@@ -45,7 +48,7 @@ class Timing(NamedTuple):
 
 
 def parse_min_max_nnodes(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX`."""
+    """Parse `N` or `MIN:MAX`."""
     parts = text.split(":")
     try:
         numbers = [int(part) for part in parts]
@@ -55,12 +58,12 @@ def parse_min_max_nnodes(text: str) -> tuple[int, int]:
         raise ConfigError(f"--nnodes {text!r}: give a number of nodes or MIN:MAX, as in 2 or 1:4")
     low, high = numbers[0], numbers[-1]
     if not 0 < low <= high:
-        raise ConfigError(f"--nnodes {text!r}: the least must be at least 1 and not more than the most")
+        raise ConfigError(f"--nnodes {text!r}: MIN must be at least 1 and at most MAX")
     return low, high
 
 
 def parse_conf(text: str) -> dict[str, str]:
-    """`k=v,k=v`; what no key of ours asks for is never looked at."""
+    """Parse `k=v,k=v`; unknown keys are never used."""
     conf: dict[str, str] = {}
     for part in text.strip().split(",") if text.strip() else ():
         key, _, value = (piece.strip() for piece in part.partition("="))
@@ -71,7 +74,7 @@ def parse_conf(text: str) -> dict[str, str]:
 
 
 def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
-    """`host`, `host:port`, `[v6]:port` or a bare IPv6 address."""
+    """Parse `host`, `host:port`, `[v6]:port` or a bare IPv6 address."""
     text = text.strip()
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")) or text.endswith("]"):
@@ -83,8 +86,8 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
     return host, int(port)
 
 
-def find_meeting(args: argparse.Namespace, conf: Mapping[str, str], warnings: list[str]) -> Meeting:
-    """Where the nodes of this job meet; what the user gave in vain goes to `warnings`."""
+def find_meeting(args: Arguments, conf: Mapping[str, str], warnings: list[str]) -> RendezvousPlace:
+    """Return where the nodes of this job meet; report ignored options in `warnings`."""
     low, high = parse_min_max_nnodes(args.nnodes)
     if args.standalone:
         return _standalone(args, high, warnings)
@@ -95,9 +98,9 @@ def find_meeting(args: argparse.Namespace, conf: Mapping[str, str], warnings: li
 
 
 def read_timing(conf: Mapping[str, str], backend: str) -> Timing:
-    """The numbers of --rdzv-conf; `timeout` is how long a static job gathers, as in torchrun."""
+    """Read the numbers of --rdzv-conf; `timeout` is how long a static job gathers, as in torchrun."""
     if backend == "c10d":
-        _number(conf, "cas_backoff_max_seconds", 0.0)  # of torch's store: there is none here, a wrong one is told
+        _number(conf, "cas_backoff_max_seconds", 0.0)  # only torch's store uses it; a wrong value is an error
     waits = "timeout" if backend == "static" and "join_timeout" not in conf else "join_timeout"
     return Timing(
         join_timeout_s=_number(conf, waits, 900.0 if waits == "timeout" else 600.0, positive=True),
@@ -109,12 +112,12 @@ def read_timing(conf: Mapping[str, str], backend: str) -> Timing:
 
 
 def read_is_host(conf: Mapping[str, str]) -> bool | None:
-    """is_host as torch reads booleans; None when not given."""
+    """Read is_host as torch reads booleans; None if not given."""
     return read_flag(conf, "is_host")
 
 
 def read_flag(conf: Mapping[str, str], key: str) -> bool | None:
-    """A key that is true or false, as torch reads booleans; None when not given."""
+    """Read a boolean key as torch reads booleans; None if not given."""
     text = conf.get(key)
     if text is None:
         return None
@@ -126,7 +129,7 @@ def read_flag(conf: Mapping[str, str], key: str) -> bool | None:
 
 
 def read_port_range(conf: Mapping[str, str]) -> tuple[int, int] | None:
-    """Ports that the launcher may choose for rank 0."""
+    """Read the range of ports that the launcher may choose for rank 0."""
     text = conf.get("port_range")
     if text is None:
         return None
@@ -145,25 +148,25 @@ def _check_backend(backend: str, conf: Mapping[str, str]) -> None:
     if backend not in ("static", "c10d"):
         raise UsageError(f"--rdzv-backend {backend!r} is not supported: use c10d (or static)")
     if backend == "c10d" and conf.get("store_type", "tcp") != "tcp":
-        raise UsageError(
-            "--rdzv-conf store_type: nodes meet over TCP; leave it out and give --rdzv-endpoint HOST:PORT"
-        )
+        raise UsageError("--rdzv-conf store_type: nodes meet over TCP; omit it and give --rdzv-endpoint HOST:PORT")
 
 
-def _standalone(args: argparse.Namespace, high: int, warnings: list[str]) -> Meeting:
+def _standalone(args: Arguments, high: int, warnings: list[str]) -> RendezvousPlace:
     vain = _given(args, "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
     if vain:
         warnings.append(f"--standalone overrides {', '.join(vain)}")
     if high > 1:
-        warnings.append("--standalone is for one node: --nnodes is not heeded")
-    return Meeting("c10d", 1, 1, NOBODY_ELSE, "", True, None, None)
+        warnings.append("--standalone is for one node: --nnodes is ignored")
+    return RendezvousPlace("c10d", 1, 1, LOCAL_ENDPOINT, "", True, None, None)
 
 
-def _static(args: argparse.Namespace, low: int, high: int, warnings: list[str]) -> Meeting:
+def _static(args: Arguments, low: int, high: int, warnings: list[str]) -> RendezvousPlace:
     if not args.rdzv_endpoint and args.master_port is None and high == 1:
         if _given(args, "rdzv_id"):
-            warnings.append("--rdzv-id is not heeded for a job on one node without --rdzv-endpoint")
-        return Meeting("c10d", 1, 1, NOBODY_ELSE, "", True, None, None)  # as if --standalone had been given
+            warnings.append("--rdzv-id is ignored for a job on one node without --rdzv-endpoint")
+        return RendezvousPlace(
+            "c10d", 1, 1, LOCAL_ENDPOINT, "", True, None, None
+        )  # as if --standalone had been given
     if low != high:
         warnings.append(f"--nnodes {args.nnodes}: static waits for all {high} nodes; c10d takes MIN:MAX")
     node_rank = int(args.node_rank)
@@ -174,30 +177,32 @@ def _static(args: argparse.Namespace, low: int, high: int, warnings: list[str]) 
     if host.count(":") > 1 and not host.startswith("["):
         host = f"[{host}]"
     endpoint = parse_endpoint(args.rdzv_endpoint or f"{host}:{port}", STATIC_PORT)
-    return Meeting("static", high, high, endpoint, args.rdzv_id, high == 1, endpoint, node_rank)
+    return RendezvousPlace("static", high, high, endpoint, args.rdzv_id, high == 1, endpoint, node_rank)
 
 
-def _c10d(args: argparse.Namespace, low: int, high: int, warnings: list[str]) -> Meeting:
+def _c10d(args: Arguments, low: int, high: int, warnings: list[str]) -> RendezvousPlace:
     vain = _given(args, "master_addr", "master_port")
     if vain:
-        warnings.append(f"{', '.join(vain)}: only for static; c10d meets at --rdzv-endpoint")
+        warnings.append(f"{', '.join(vain)}: only for static; c10d uses --rdzv-endpoint")
     endpoint = parse_endpoint(args.rdzv_endpoint or "localhost", C10D_PORT)
     is_single = high == 1 and not args.rdzv_endpoint
     if endpoint[1] == 0:
         if low > 1:
             raise ConfigError(
-                f"--rdzv-endpoint {args.rdzv_endpoint}: other nodes cannot know which port; give one"
+                f"--rdzv-endpoint {args.rdzv_endpoint}: other nodes cannot know which port it is; give one"
             )
         if high > 1:
-            warnings.append("--rdzv-endpoint with port 0 can be found by no other node: this one goes alone")
+            warnings.append("--rdzv-endpoint with port 0 is unknown to other nodes: this node runs alone")
         high, is_single = 1, True
     if high > 1 and not args.rdzv_endpoint:
         warnings.append("--rdzv-endpoint is not given: only nodes on this host can meet, at localhost")
     node_rank: int | None = None if isinstance(args.node_rank, NotGiven) else args.node_rank
     if node_rank is not None and not 0 <= node_rank < high:
-        warnings.append(f"--node-rank {node_rank} does not fit --nnodes {args.nnodes} and is not heeded")
+        warnings.append(f"--node-rank {node_rank} does not fit --nnodes {args.nnodes} and is ignored")
         node_rank = None
-    return Meeting("c10d", low, high, endpoint, args.rdzv_id, is_single, None, None if is_single else node_rank)
+    return RendezvousPlace(
+        "c10d", low, high, endpoint, args.rdzv_id, is_single, None, None if is_single else node_rank
+    )
 
 
 _DEFAULTS = {
@@ -209,8 +214,8 @@ _DEFAULTS = {
 }
 
 
-def _given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Those of the flags that have a value of the user's."""
+def _given(args: Arguments, *names: str) -> list[str]:
+    """Return the flags that the user has set."""
     return ["--" + name.replace("_", "-") for name in names if getattr(args, name) != _DEFAULTS[name]]
 
 

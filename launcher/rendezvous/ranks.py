@@ -1,8 +1,8 @@
-"""PURE: who gets which place and which ranks. Nodes in, places and Worlds out.
+"""PURE: the assignment of places and ranks. In: nodes. Out: places and Worlds.
 
-Rule: a node keeps its place over restarts; who steps in for a lost node takes the place that is free; otherwise
-explicit node ranks first, then natural order of host name and address (node2 before node10). Ours: torchrun
-sorts addresses as strings and forgets places at each restart.
+Rule: a node keeps its place over restarts. A node that replaces a lost one takes the free place. Otherwise
+explicit node ranks come first, then the natural order of host name and address (node2 before node10). This differs
+from torchrun, which sorts addresses as strings and forgets places at each restart.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ class Candidate(NamedTuple):
 
     node: int
     join: Join
-    place: int | None  # the place it has had
+    place: int | None  # its previous place
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which node2 comes before node10."""
+    """Return a sort key under which node2 comes before node10."""
     parts = _DIGITS.split(text)
     return tuple((1, int(part), part) if part.isdigit() else (0, 0, part) for part in parts)
 
 
 def order_key(candidate: Candidate) -> tuple[object, ...]:
-    """Order of newcomers: explicit node ranks, then natural order, then pid (agents on one host)."""
+    """Return the sort key of new nodes: explicit node ranks, then natural order, then pid (agents on one host)."""
     join = candidate.join
     explicit = (0, join.node_rank) if join.node_rank >= 0 else (1, 0)
     return (explicit, natural_key(join.host), natural_key(_plain(join.address)), join.pid, candidate.node)
 
 
 def _plain(address: str) -> str:
-    """Addresses of one host that only it uses are all the same."""
+    """Treat all addresses that only the host itself uses as equal."""
     return "" if address in ("localhost", "::1") or address.startswith("127.") else address
 
 
 def choose_places(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
-    """At most `most` nodes in the order of their places; who has a place goes before who has none."""
-    holders = sorted((c for c in candidates if c.place is not None), key=lambda c: c.place or 0)[:most]
-    newcomers = sorted((c for c in candidates if c.place is None), key=order_key)[: most - len(holders)]
-    size = len(holders) + len(newcomers)
-    if not holders:
+    """Choose at most `most` nodes, in the order of their places; nodes with a place come first."""
+    sandboxes = sorted((c for c in candidates if c.place is not None), key=lambda c: c.place or 0)[:most]
+    newcomers = sorted((c for c in candidates if c.place is None), key=order_key)[: most - len(sandboxes)]
+    size = len(sandboxes) + len(newcomers)
+    if not sandboxes:
         return newcomers
     seats: list[Candidate | None] = [None] * size
     late: list[Candidate] = []
-    for holder in holders:
-        place = holder.place
+    for sandbox in sandboxes:
+        place = sandbox.place
         if place is not None and place < size and seats[place] is None:
-            seats[place] = holder
+            seats[place] = sandbox
         else:
-            late.append(holder)  # the world has shrunk below its place
+            late.append(sandbox)  # the world has shrunk below its place
     rest = iter(late + newcomers)
     return [seat if seat is not None else next(rest) for seat in seats]
 
@@ -64,7 +64,7 @@ def choose_places(candidates: Sequence[Candidate], most: int) -> list[Candidate]
 def make_worlds(
     members: Sequence[Candidate], attempt: int, restart_count: int, master: tuple[str, int]
 ) -> list[World]:
-    """The World of each member, members given in the order of their places."""
+    """Make the World of each member; members are given in the order of their places."""
     world_size = sum(member.join.local_world_size for member in members)
     role_sizes: dict[str, int] = {}
     for member in members:
@@ -94,6 +94,6 @@ def make_worlds(
 
 
 def explicit_ranks_clash(joins: Mapping[int, Join]) -> bool:
-    """Whether two nodes were given the same node rank."""
+    """Return whether two nodes were given the same node rank."""
     given = [join.node_rank for join in joins.values() if join.node_rank >= 0]
     return len(given) != len(set(given))

@@ -1,9 +1,9 @@
-"""Whether two nodes mean the same job: what their ranks run, told so that it can be compared and shown.
+"""Whether two nodes belong to the same job: a comparable and printable description of what their ranks run.
 
-In: the entry of the command line. Out: Runs for the Join, and at the coordinator one line where two differ. Nodes
-of one job may lie in different folders and write down their own names; a second job that was given the endpoint
-of the first may have the same script's name. So a script is the same by its path or by its content, and what says
-which node this is does not count.
+In: the entry of the command line. Out: Runs for the Join, and at the coordinator one line if two differ. Nodes of
+one job may use different directories and write their own names. A second job that was given the endpoint of the
+first may have a script of the same name. So a script is the same by its path or by its content, and arguments that
+identify the node do not count.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from launcher.rendezvous.messages import Runs
+from launcher.rendezvous.messages import EntryDigest
 
-MOST_SCRIPT_BYTES = 4 * 1024 * 1024  # of a larger one, and of a program, only the path counts
-MOST_SHOWN_CHARS = 400
-# Options whose value is the node's own: --node-rank 1, --machine_rank=1, --hostname=a.
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024  # of a larger one, and of a program, only the path counts
+MAX_SHOWN_CHARS = 400
+# Options whose value is specific to the node: --node-rank 1, --machine_rank=1, --hostname=a.
 _OWN = re.compile(
     r"--?(?:(?:node|machine|worker|host)[-_]?(?:rank|id|idx|index|name|ip|addr|address)|node|host)(=.*)?",
     re.DOTALL,
 )
 
 
-def describe(mode: str, target: str, args: Sequence[str], host: str) -> Runs:
-    """What ranks of this node run; reads the script."""
-    from bootseer.env.redaction import redact_text, secret_values
+def describe(mode: str, target: str, args: Sequence[str], host: str) -> EntryDigest:
+    """Describe what ranks of this node run; this reads the script."""
+    from bootseer.env.parse.redaction import redact_text, secret_values
 
     words = [*(("-m",) if mode == "module" else ()), target, *args]
     shown = redact_text(shlex.join(words), secret_values(os.environ))
-    return Runs(
-        shown if len(shown) <= MOST_SHOWN_CHARS else shown[: MOST_SHOWN_CHARS - 3] + "...",
+    return EntryDigest(
+        shown if len(shown) <= MAX_SHOWN_CHARS else shown[: MAX_SHOWN_CHARS - 3] + "...",
         _digest((mode, target if mode == "module" else os.path.abspath(target))),
         _content(mode, target),
         _digest(plain_args(args, host)),
@@ -40,7 +40,7 @@ def describe(mode: str, target: str, args: Sequence[str], host: str) -> Runs:
 
 
 def plain_args(args: Iterable[str], host: str) -> list[str]:
-    """PURE: arguments without what tells this node from the others of its job."""
+    """PURE: return arguments without the values that identify this node."""
     names = sorted({host, host.partition(".")[0]} - {"", "localhost"}, key=len, reverse=True)
     own_names = [re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])") for name in names]
     found: list[str] = []
@@ -57,16 +57,16 @@ def plain_args(args: Iterable[str], host: str) -> list[str]:
     return found
 
 
-def is_same(one: Runs, other: Runs) -> bool:
-    """PURE: whether these are nodes of one job; who does not say what it runs is believed."""
+def is_same(one: EntryDigest, other: EntryDigest) -> bool:
+    """PURE: return whether these are nodes of one job; a node without a description is trusted."""
     if not one.args or not other.args:
         return True
     is_same_script = one.place == other.place or ("" != one.content == other.content)
     return is_same_script and one.args == other.args
 
 
-def describe_difference(run_id: str, runs: Runs, others: Runs) -> str:
-    """PURE: why the node that runs `runs` is refused by the job `run_id`, which runs `others`."""
+def describe_difference(run_id: str, runs: EntryDigest, others: EntryDigest) -> str:
+    """PURE: return why the job `run_id`, which runs `others`, refuses the node that runs `runs`."""
     return (
         f"this endpoint serves another job {run_id!r}: it runs `{others.shown}`, this node `{runs.shown}`; give "
         "each job its own --rdzv-endpoint and --rdzv-id (--rdzv-conf mixed_arguments=1 on all nodes if it is one)"
@@ -78,11 +78,11 @@ def _content(mode: str, target: str) -> str:
         return ""
     try:
         with open(target, "rb") as file:
-            data = file.read(MOST_SCRIPT_BYTES + 1)
+            data = file.read(MAX_SCRIPT_BYTES + 1)
     except OSError:
-        return ""  # of an image, or found by PATH
+        return ""  # in an image, or found by PATH
     name = os.path.basename(target)
-    return "" if len(data) > MOST_SCRIPT_BYTES else _digest((mode, name, hashlib.sha256(data).hexdigest()))
+    return "" if len(data) > MAX_SCRIPT_BYTES else _digest((mode, name, hashlib.sha256(data).hexdigest()))
 
 
 def _digest(words: Iterable[str]) -> str:

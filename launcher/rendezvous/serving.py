@@ -1,8 +1,8 @@
-"""At the coordinator: which nodes serve bytes to the others of the job, and who is told of whom.
+"""The coordinator's list of nodes that serve bytes to others, and its distribution to the nodes.
 
-In: PeerServes of nodes, nodes that are gone. Out: PeerNodes for each node that serves, of its own group alone: so
-a job of thousands of nodes costs each of them some kilobytes. A node keeps its group as others come and go. Some
-changes soon after each other are one message.
+In: PeerServes of nodes, nodes that have left. Out: PeerNodes for each serving node, with its own group alone; so a
+job of thousands of nodes costs each of them only some kilobytes. A node keeps its group as others join and leave.
+Changes in quick succession make one message.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from ipaddress import ip_address
 
-from launcher.loop import Cancellable, EventLoop
+from launcher.base.loop import Cancellable, EventLoop
 from launcher.rendezvous.messages import PeerNode, PeerNodes, PeerServes
 
-GROUP_NODES = 64  # as many as bring one copy together (bootseer.peers.spans.MOST_GROUP)
-TELL_AFTER_S = 0.02
+GROUP_NODES = 64  # as many as fetch one copy together (bootseer.peers.spans.MAX_GROUP)
+SEND_AFTER_S = 0.02
 
 Deliver = Callable[[int, PeerNodes], object]
 
 
-class Serving:
+class ServingNodes:
     """See the module's docstring."""
 
     def __init__(self, loop: EventLoop, deliver: Deliver) -> None:
-        """Args: deliver: tells a node, by its number."""
+        """Args: deliver: sends a message to a node, by its number."""
         self._loop = loop
         self._deliver = deliver
         self._groups: dict[int, dict[int, PeerNode]] = {}  # by group, then by node
@@ -31,7 +31,7 @@ class Serving:
         self._timer: Cancellable | None = None
 
     def receive(self, node: int, message: PeerServes) -> None:
-        """What a node says of itself; who names no address at which it can be reached does not serve."""
+        """Take a node's announcement; a node without a reachable address does not serve."""
         if not message.port or not is_ip(message.address):
             self.left(node)
             return
@@ -42,14 +42,14 @@ class Serving:
             self._note(node // GROUP_NODES)
 
     def left(self, node: int) -> None:
-        """It serves no longer, or is gone."""
+        """Remove a node that serves no longer, or has left."""
         if self._groups.get(node // GROUP_NODES, {}).pop(node, None) is not None:
             self._note(node // GROUP_NODES)
 
     def _note(self, group: int) -> None:
         self._changed.add(group)
         if self._timer is None:
-            self._timer = self._loop.call_later(TELL_AFTER_S, self._tell)
+            self._timer = self._loop.call_later(SEND_AFTER_S, self._tell)
 
     def _tell(self) -> None:
         self._timer = None
@@ -62,7 +62,7 @@ class Serving:
 
 
 def is_ip(text: str) -> bool:
-    """PURE: whether it is an IP address."""
+    """PURE: return whether it is an IP address."""
     try:
         ip_address(text)
     except ValueError:

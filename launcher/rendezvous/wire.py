@@ -1,14 +1,14 @@
-"""PURE: one end of a connection between a node and the coordinator: bytes in, events and bytes out.
+"""PURE: one end of a connection between a node and the coordinator. In: bytes. Out: events and bytes.
 
-    preamble   "BOOTSEER", u16 protocol, u8 length and text of the package version: the same for ever, so that two
-               versions can always name each other; the member speaks first
-    hello      u8 flags (1: I have a secret), 32 bytes nonce; both sides
-    proof      with a secret: HMAC of all bytes so far, the member's first; the coordinator answers a verdict byte
-               and, if it is good, its own proof
+    preamble   "BOOTSEER", u16 protocol, u8 length and text of the package version: never changes, so that two
+               versions can always identify each other; the member sends first
+    hello      u8 flags (1: has a secret), 32 bytes nonce; both sides
+    proof      with a secret: HMAC of all bytes so far, the member's first; the coordinator sends a verdict byte
+               and, if the proof is right, its own proof
     frames     u32 length of the payload, u8 type tag, payload (codec.py); with a secret followed by HMAC-SHA256
                over a counter and the frame, with a key of its own for each direction and each connection
 
-The secret itself is only ever a key of HMACs. A wrong proof costs the connection and says nothing but "wrong".
+The secret is used only as a key of HMACs. A wrong proof ends the connection and reveals nothing but "wrong".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROTOCOL = 8
 MAGIC = b"BOOTSEER"
 NONCE_BYTES = 32
 MAC_BYTES = 32
-MOST_VERSION_BYTES = 64
+MAX_VERSION_BYTES = 64
 _PREAMBLE = struct.Struct(">8sHB")
 _HEADER = struct.Struct(">IB")
 _COUNTER = struct.Struct(">Q")
@@ -38,13 +38,13 @@ _SAME_SECRET = "give all nodes the same (BOOTSEER_SECRET_FILE)"  # noqa: S105
 
 
 class Trouble(Enum):
-    """Why a connection cannot go on."""
+    """The reason why a connection cannot continue."""
 
     FOREIGN = "foreign"  # the other side is another program
     VERSION = "version"
     SECRET = "secret"  # noqa: S105
-    BROKEN = "broken"  # what came in is damaged, forged or invalid
-    CUT = "cut"  # it ended before the handshake did
+    BROKEN = "broken"  # the received data is damaged, forged or invalid
+    CUT = "cut"  # the connection ended before the handshake
 
 
 class Reply(NamedTuple):
@@ -54,11 +54,11 @@ class Reply(NamedTuple):
 
 
 class Established(NamedTuple):
-    """The other side is what it should be; frames may be sent."""
+    """The handshake has succeeded; frames may be sent."""
 
 
 class Broken(NamedTuple):
-    """The last event: the connection is to be closed, after the replies have been sent."""
+    """The last event: close the connection after the replies have been sent."""
 
     trouble: Trouble
     reason: str
@@ -103,7 +103,7 @@ class Wire:
         self._secret = secret
         self._version = version
         self._state = _State.PREAMBLE
-        self._rest: bytearray | None = None  # what came in and is not complete yet
+        self._rest: bytearray | None = None  # received data that is not complete yet
         self._received = b""  # the handshake's bytes of the two sides
         self._sent = _preamble(version) + bytes([_FLAG_SECRET if secret else 0]) + nonce
         self._key_in = self._key_out = b""  # b"": frames carry no MAC
@@ -111,27 +111,27 @@ class Wire:
         self.peer_version = ""
 
     def greeting(self) -> bytes:
-        """What the member sends as soon as it is connected."""
+        """Return the bytes that the member sends after connecting."""
         return self._sent
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and nothing has broken since."""
+        """Whether the handshake is done and no error has happened since."""
         return self._state is _State.OPEN
 
     # ---- out -------------------------------------------------------------------------------------------------
 
     def pack(self, message: Message) -> bytes:
-        """The frame of a message; frames must be sent in the order in which they were made."""
+        """Return the frame of a message; frames must be sent in the order in which they were made."""
         return self.pack_encoded(*codec.encode(message))
 
     def pack_encoded(self, tag: int, payload: bytes) -> bytes:
-        """The same for a message that is encoded already (one to many nodes)."""
+        """Return the frame of an encoded message (one to many nodes)."""
         head, mac = self.pack_around(tag, payload)
         return head + payload + mac
 
     def pack_around(self, tag: int, payload: bytes) -> tuple[bytes, bytes]:
-        """What goes before and after the payload in its frame, for large ones that many nodes share."""
+        """Return the parts of a frame before and after its payload, for large payloads shared by many nodes."""
         head = _HEADER.pack(len(payload), tag)
         if not self._key_out:
             return head, b""
@@ -142,7 +142,7 @@ class Wire:
     # ---- in --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
-        """What follows from these bytes; the split of the stream makes no difference."""
+        """Process received bytes into events; the split of the stream makes no difference."""
         if self._is_dead():
             return []
         buffer: bytes | bytearray = data
@@ -162,7 +162,7 @@ class Wire:
         return events
 
     def end(self) -> list[Event]:
-        """The other side has closed its direction."""
+        """Process the end of the stream from the other side."""
         events: list[Event] = []
         if self._is_dead():
             return events
@@ -177,7 +177,7 @@ class Wire:
         return events
 
     def _step(self, buffer: bytes | bytearray, at: int, events: list[Event]) -> int:
-        """Handles the next item of the stream; returns its length, 0 when it is not complete."""
+        """Process the next item of the stream; return its length, 0 if it is not complete."""
         if self._state is _State.OPEN:
             return self._read_frame(buffer, at, events)
         match self._state:
@@ -203,13 +203,13 @@ class Wire:
     # ---- handshake -------------------------------------------------------------------------------------------
 
     def _read_preamble(self, buffer: bytes | bytearray, at: int, events: list[Event]) -> int:
-        # Decided on whole preambles only: the same bytes in other pieces must not give another reason.
+        # Only complete preambles are judged: a different split of the bytes must not change the reason.
         if len(buffer) - at < _PREAMBLE.size:
             return 0
         magic, protocol, length = _PREAMBLE.unpack_from(buffer, at)
         if magic != MAGIC:
             return self._break(events, Trouble.FOREIGN, describe_foreign(bytes(buffer[at : at + _PREAMBLE.size])))
-        if length > MOST_VERSION_BYTES:
+        if length > MAX_VERSION_BYTES:
             return self._break(events, Trouble.BROKEN, "sent a version text of impossible length")
         used: int = _PREAMBLE.size + length
         if len(buffer) - at < used:
@@ -284,7 +284,7 @@ class Wire:
         events.append(Established())
 
     def _hmac(self, purpose: bytes) -> bytes:
-        """HMAC under the secret, bound to every byte of both hellos."""
+        """Return an HMAC under the secret, bound to every byte of both hellos."""
         both = (self._received, self._sent) if self._is_coordinator else (self._sent, self._received)
         transcript = hashlib.sha256(struct.pack(">I", len(both[0])) + both[0] + both[1]).digest()
         return hmac.digest(self._secret or b"", b"bootseer 1: " + purpose + b"\0" + transcript, "sha256")
@@ -298,14 +298,14 @@ class Wire:
         length: int
         length, tag = _HEADER.unpack_from(buffer, at)
         kind = self._accepts.get(tag)
-        # Before its MAC is there: nobody may make this side wait for more bytes than the message can have.
+        # Checked before the MAC: no client may make this side wait for more bytes than the message can have.
         if kind is None:
             return self._break(events, Trouble.BROKEN, f"sent a message of unknown type {tag}")
-        if length > kind.most_bytes:
+        if length > kind.max_bytes:
             return self._break(
                 events,
                 Trouble.BROKEN,
-                f"sent a {kind.type.__name__} message of {length} bytes ({kind.most_bytes} at most)",
+                f"sent a {kind.type.__name__} message of {length} bytes ({kind.max_bytes} at most)",
             )
         end = _HEADER.size + length
         used = end + MAC_BYTES if self._key_in else end
@@ -316,7 +316,7 @@ class Wire:
             mac = hmac.digest(self._key_in, signed, "sha256")
             if not hmac.compare_digest(mac, buffer[at + end : at + used]):
                 return self._break(
-                    events, Trouble.BROKEN, "sent a message that was altered, repeated or left out on its way"
+                    events, Trouble.BROKEN, "sent a message that was altered, repeated or left out in transit"
                 )
             self._count_in += 1
         try:
@@ -327,7 +327,7 @@ class Wire:
 
 
 def _preamble(version: str) -> bytes:
-    text = version.encode("ascii", "replace")[:MOST_VERSION_BYTES]
+    text = version.encode("ascii", "replace")[:MAX_VERSION_BYTES]
     return _PREAMBLE.pack(MAGIC, PROTOCOL, len(text)) + text
 
 
@@ -335,7 +335,7 @@ _HTTP = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"DELETE ", b"CONNEC
 
 
 def describe_foreign(data: bytes) -> str:
-    """Who else speaks like this, as far as the first bytes show."""
+    """Describe the program at the other side by its first bytes."""
     if data.startswith(_HTTP):
         return "sent an HTTP request"
     if data.startswith(b"HTTP/"):

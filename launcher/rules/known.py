@@ -1,7 +1,7 @@
-"""PURE: the rules that come with Bootseer: known errors in what ranks print, told as they come (`report`).
+"""PURE: the built-in rules: known errors in the output of ranks, reported at once (`report`).
 
-Texts are those of torch 2.13, NCCL, CUDA, libc, CPython and Hadoop. What a rank says because another one is gone
-is not among them: that is no news. Each has fixed texts (hints) without which it is not even searched for.
+Texts are those of torch 2.13, NCCL, CUDA, libc, CPython and Hadoop, without errors that only follow the loss of
+another rank. Each rule has fixed texts (hints); only a text that contains one of them is searched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _known(name: str, kind: FailureClass | None, pattern: str, *hints: str) -> R
     return Rule(name, pattern, hints=hints, kind="" if kind is None else kind.value)
 
 
-KNOWN: tuple[Rule, ...] = (
+BUILTIN_RULES: tuple[Rule, ...] = (
     # ---- accelerators ----
     _known(
         "gpu-out-of-memory",
@@ -116,7 +116,7 @@ KNOWN: tuple[Rule, ...] = (
         "Address already in use",
         "EADDRINUSE",
     ),
-    # ---- what a node has ----
+    # ---- resources of a node ----
     _known(
         "out-of-memory",
         _R,
@@ -213,7 +213,7 @@ KNOWN: tuple[Rule, ...] = (
     ),
     # ---- numbers of heartbeats ----
     _known("heartbeat-not-a-number", _F, r"^heartbeat .*\bloss=-?(?:nan|inf)\b", "=nan", "=-nan", "inf"),
-    # Of a scaler of mixed precision some are infinite at first: those steps are left out.
+    # With a gradient scaler (mixed precision) some norms are infinite at first; it skips those steps.
     _known("heartbeat-gradient", _F, r"^heartbeat .*\bgrad_norm=(?P<norm>\S+)", "grad_norm=")._replace(
         metric="norm", must_be_finite=True, times=10
     ),

@@ -1,8 +1,8 @@
-"""PURE: rules over what ranks print: how one is written in bootseer.toml, and what a broken one is told.
+"""PURE: rules over the output of ranks: their fields in bootseer.toml, and errors for invalid rules.
 
-A rule is an alarm (each line that fits is a finding), a metric (a number in a line, and what it must be), a clock
-(a line that must come, and come again), or several of these together. The fields are those of HyperPod's log
-monitoring and Determined's log policies, put together; docs/rules.md says what each means.
+A rule is an alarm (each matching line is a finding), a metric (a number in a line, and its bounds), a clock (a
+line that ranks must print, and print again), or several of these together. The fields combine those of HyperPod's
+log monitoring and Determined's log policies; docs/guide/rules.md explains each.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from bootseer.errors import ConfigError
 
-OF_HEARTBEATS = "^heartbeat "  # a pattern that begins so is for heartbeats, and no other is
-MOST_RULES = 64
-MOST_NAME_CHARACTERS = 64
-MOST_PATTERN_CHARACTERS = 2000
+OF_HEARTBEATS = "^heartbeat "  # a pattern is for heartbeats only if it begins so
+MAX_RULES = 64
+MAX_NAME_CHARACTERS = 64
+MAX_PATTERN_CHARACTERS = 2000
 ACTIONS = ("report", "restart", "give-up", "stop")
 RANKS = ("all", "any", "first", "last")
-# An alarm that fits all of these fits anything.
+# An alarm that matches all of these matches anything.
 _ORDINARY = ("step 10", "INFO  data: 3.5 files/s", "/job/train.py", "epoch=0 loss=2.31", "{'lr': 0.1}", "Ready.")
 
 
 class Rule(NamedTuple):
-    """One rule. Times in seconds."""
+    """One rule. Times are in seconds."""
 
     name: str
     pattern: str  # a regular expression of Python, searched for in each line
@@ -36,31 +36,31 @@ class Rule(NamedTuple):
     must_be_above: float | None = None
     must_be_finite: bool = False
     must_not_jump: float | None = None  # more than so many times its usual value
-    times: int = 1  # in a row, until a wrong value counts
+    times: int = 1  # consecutive wrong values until they count
     must_start_within_s: float | None = None
     must_recur_within_s: float | None = None
-    start: str = ""  # the rule holds from the first line on that has this
-    stop: str = ""  # and no longer from one with this on
-    hints: tuple[str, ...] = ()  # fixed texts without one of which the pattern cannot fit; () for unknown (speed)
-    kind: str = ""  # the class of failure that it speaks of
+    start: str = ""  # the rule applies from a line on that matches this
+    stop: str = ""  # until a line that matches this
+    hints: tuple[str, ...] = ()  # for speed: a match contains one of these texts; () if unknown
+    kind: str = ""  # the class of failure that it indicates
 
     @property
     def has_clock(self) -> bool:
-        """Whether its lines must come."""
+        """Whether ranks must print matching lines."""
         return self.must_start_within_s is not None or self.must_recur_within_s is not None
 
     @property
     def is_of_heartbeats(self) -> bool:
-        """Whether it looks at the numbers of heartbeats, and not at what ranks print."""
+        """Whether it applies to the numbers of heartbeats, not to the output of ranks."""
         return self.pattern.startswith(OF_HEARTBEATS)
 
     @property
     def is_alarm(self) -> bool:
-        """Whether a line that fits is a finding by itself."""
+        """Whether a matching line is a finding by itself."""
         return not self.metric and not self.has_clock
 
     def is_about(self, rank: int, world_size: int) -> bool:
-        """Whether output of this global rank counts."""
+        """Return whether the rule applies to output of this global rank."""
         if isinstance(self.ranks, tuple):
             return rank in self.ranks
         return self.ranks in ("all", "any") or rank == (0 if self.ranks == "first" else world_size - 1)
@@ -73,14 +73,14 @@ KEYS = (*_TEXTS, "ranks", *_BOUNDS, *_SECONDS)
 
 
 def read_rules(tables: Sequence[Mapping[str, Any]], shown: str) -> tuple[Rule, ...]:
-    """The rules of a file. Args: tables: its [[rule]]s; shown: its name, for errors. Raises: ConfigError."""
-    if len(tables) > MOST_RULES:
-        raise ConfigError(f"{shown}: {len(tables)} rules: there may be {MOST_RULES}")
+    """Read the rules of a file. Args: tables: its [[rule]]s; shown: its name for errors. Raises: ConfigError."""
+    if len(tables) > MAX_RULES:
+        raise ConfigError(f"{shown}: {len(tables)} rules: there may be {MAX_RULES}")
     rules: list[Rule] = []
     for number, table in enumerate(tables, 1):
         where = f"{shown}: [[rule]] {number}"
         if isinstance(table.get("name"), str) and table["name"]:
-            where += f" ({table['name'][:MOST_NAME_CHARACTERS]})"
+            where += f" ({table['name'][:MAX_NAME_CHARACTERS]})"
         rule = _read(table, where)
         if any(rule.name == other.name for other in rules):
             raise ConfigError(f"{where} name: another rule has this name")
@@ -139,13 +139,13 @@ def _check_ranks(value: Any, where: str) -> str | tuple[int, ...]:
 
 
 def _check_name(name: str, where: str) -> None:
-    if len(name) > MOST_NAME_CHARACTERS or not name.isprintable():
-        raise ConfigError(f"{where} name: at most {MOST_NAME_CHARACTERS} characters, and none for control")
+    if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise ConfigError(f"{where} name: at most {MAX_NAME_CHARACTERS} characters, and no control characters")
 
 
 def _check_pattern(pattern: str, where: str) -> None:
-    if len(pattern) > MOST_PATTERN_CHARACTERS:
-        raise ConfigError(f"{where}: longer than {MOST_PATTERN_CHARACTERS} characters")
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise ConfigError(f"{where}: longer than {MAX_PATTERN_CHARACTERS} characters")
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -153,7 +153,7 @@ def _check_pattern(pattern: str, where: str) -> None:
 
 
 def _check_together(rule: Rule, given: Mapping[str, Any], where: str) -> None:
-    """What does not fit together."""
+    """Raise ConfigError if fields contradict each other."""
     if rule.metric and rule.metric not in re.compile(rule.pattern).groupindex:
         raise ConfigError(
             f"{where} metric: the pattern has no group of this name; as in loss[=: ]+(?P<{rule.metric}>\\S+)"
@@ -166,4 +166,4 @@ def _check_together(rule: Rule, given: Mapping[str, Any], where: str) -> None:
     if below is not None and above is not None and below <= above:
         raise ConfigError(f"{where} must_be_below: no number is below {below:g} and above {above:g}")
     if rule.is_alarm and all(re.search(rule.pattern, line) for line in _ORDINARY):
-        raise ConfigError(f"{where} pattern: fits every line: say what is to be found")
+        raise ConfigError(f"{where} pattern: fits every line: make it more specific")

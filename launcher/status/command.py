@@ -1,4 +1,4 @@
-"""`bootseer status`: the jobs of this user that run on this node, live."""
+"""`bootseer status`: the running jobs of this user on this node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from bootseer.errors import BootseerError
-from launcher.status.places import Found, ask_all
+from launcher.status.places import JobStatus, ask_all
 from launcher.status.text import format_status
 
 NAME = "bootseer status"
@@ -19,15 +19,15 @@ NONE_RUNS = 1  # exit status
 EXAMPLES = """\
 examples:
   bootseer status                      all jobs of this user on this node
-  bootseer status run7 --watch         one, by its id (or how that begins) or bootrun's pid, anew every 2 s
+  bootseer status run7 --watch         one job, by its id (or a prefix of it) or bootrun's pid, every 2 s
   bootseer status --watch=10           every 10 s, until no job runs
   bootseer status --json | jq '.jobs[0].ranks[] | {rank, step, steps_per_s}'
-exit status: 0; 1 where no such job runs; 2 for a wrong command line
+exit status: 0; 1 if no such job runs; 2 for a wrong command line
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Of this command; its description is its help."""
+    """Return the parser of this command."""
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Show the running jobs of this user on this node: ranks, steps, restarts, what they wait for.",
@@ -35,22 +35,25 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="only this: its id, how that begins, or bootrun's pid"
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="Job to show: its id, the first letters of the id, or the pid of bootrun",
     )
-    parser.add_argument("--json", action="store_true", help="as one line of JSON, with all that is known")
+    parser.add_argument("--json", action="store_true", help="Print one line of JSON with all details")
     parser.add_argument(
         "--watch",
         nargs="?",
         type=_seconds,
         const=EVERY_S,
         metavar="S",
-        help=f"every S seconds (default {EVERY_S:g}): waits for such a job, until none runs any more",
+        help=f"Wait for such a job, and show it every S seconds until none runs (default: {EVERY_S:g})",
     )
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs it; the exit status."""
+    """Run the command; return the exit status."""
     args = make_parser().parse_args(argv)
     try:
         if args.watch is None:
@@ -61,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads it has enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -89,7 +92,7 @@ def _watch(job: str | None, as_json: bool, every_s: float) -> int:
         _print(found, as_json, clear)
         time.sleep(every_s)
         found = choose(ask_all(os.environ), job)
-    print(f"{NAME}: it has ended", file=sys.stderr)
+    print(f"{NAME}: the job has ended", file=sys.stderr)
     return 0
 
 
@@ -101,15 +104,15 @@ def _show(job: str | None, as_json: bool, clear: str) -> int:
     if found:
         return 0
     if job is None:
-        print(f"{NAME}: no job of this user runs on this node (one is seen from 2 s on)", file=sys.stderr)
+        print(f"{NAME}: no job of this user runs on this node (a job appears after 2 s)", file=sys.stderr)
     else:
         others = ", ".join(str((each.status or {}).get("run_id", "?"))[:80] for each in every[:8])
-        print(f"{NAME}: no job {job[:80]!r} runs here: there is {others or 'none'}", file=sys.stderr)
+        print(f"{NAME}: no job {job[:80]!r} runs here; running: {others or 'none'}", file=sys.stderr)
     return NONE_RUNS
 
 
-def choose(found: Sequence[Found], job: str | None) -> list[Found]:
-    """Those that are meant by an id, else by a pid, else by how an id begins; None means all."""
+def choose(found: Sequence[JobStatus], job: str | None) -> list[JobStatus]:
+    """Return the jobs with this id, else with this pid, else whose id has this prefix; all for None."""
     if job is None:
         return list(found)
     ids = [(each, str((each.status or {}).get("run_id", ""))) for each in found]
@@ -118,7 +121,7 @@ def choose(found: Sequence[Found], job: str | None) -> list[Found]:
     return by_id or by_pid or [each for each, name in ids if name.startswith(job)]
 
 
-def _print(found: Sequence[Found], as_json: bool, clear: str) -> None:
+def _print(found: Sequence[JobStatus], as_json: bool, clear: str) -> None:
     if as_json:
         jobs = [each.status if each.status is not None else {"error": each.why} for each in found]
         text = json.dumps({"jobs": jobs})

@@ -1,9 +1,9 @@
-"""Where the running jobs of this user can be asked on this node: a socket for each in a folder of its own.
+"""The status sockets of this user's running jobs on this node, in a private directory.
 
-    RUNTIME/jobs/PID-RANDOM     RUNTIME as in bootseer/mounts/tree_places.py; nobody else may look into it
+    RUNTIME/jobs/PID-RANDOM     RUNTIME as in bootseer/mounts/tree_daemon/places.py; other users have no access
 
-A socket comes under another name until somebody listens: what refuses a connection here was left by a job that was
-killed together with its guard.
+A socket has a temporary name until its job listens. So one that refuses connections was left by a job that was
+killed together with its supervisor.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bootseer.errors import BootseerError
-from bootseer.mounts import tree_places
-from bootseer.mounts.tree_control import Control, GoneError, NotAnsweringError
+from bootseer.ipc.client import Client, GoneError, NotAnsweringError
+from bootseer.mounts.tree_daemon import places as tree_places
 from bootseer.storage.os_errors import map_os_errors
 
 JOBS = "jobs"
-UNFINISHED = "."  # begins the name of one on which nobody listens yet
+UNFINISHED = "."  # begins the name of a socket whose job does not listen yet
 ANSWER_S = 5.0
 _OLD_S = 60.0
 
 
-class Found(NamedTuple):
-    """A job, and what it said: its status, or why there is none."""
+class JobStatus(NamedTuple):
+    """A job, and its answer: its status, or why there is none."""
 
     path: str
     status: dict[str, Any] | None
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 def prepare(environ: Mapping[str, str]) -> str:
-    """The folder, made if it was not there. Raises: ConfigError, StorageError."""
+    """Return the directory; make it if necessary. Raises: ConfigError, StorageError."""
     try:
         above = tree_places.prepare(tree_places.locate(environ))
     except BootseerError:
@@ -41,21 +41,21 @@ def prepare(environ: Mapping[str, str]) -> str:
             raise
         above = tree_places.prepare(
             tree_places.locate({})
-        )  # as where XDG_RUNTIME_DIR is of a session that is over
-    folder = os.path.join(above, JOBS)
-    with map_os_errors(folder):
+        )  # for example if XDG_RUNTIME_DIR belongs to a session that is over
+    directory = os.path.join(above, JOBS)
+    with map_os_errors(directory):
         try:
-            os.mkdir(folder, 0o700)
+            os.mkdir(directory, 0o700)
         except FileExistsError:
             pass
-    tree_places.check(folder)
-    return folder
+    tree_places.check(directory)
+    return directory
 
 
 def folders(environ: Mapping[str, str]) -> list[str]:
-    """Where jobs of this user may be: a scheduler may have given them other variables than this shell has.
+    """Return the directories of this user's jobs: a scheduler may set other variables than this shell.
 
-    Raises: ConfigError where the one of these variables is not this user's alone.
+    Raises: ConfigError if the directory of this shell's variables is not private to this user.
     """
     uid = os.geteuid()
     own = tree_places.locate(environ)
@@ -65,57 +65,57 @@ def folders(environ: Mapping[str, str]) -> list[str]:
     ]
     found = []
     for place in dict.fromkeys([own, *([] if tree_places.VARIABLE in environ else others)]):
-        folder = os.path.join(place, JOBS)
+        directory = os.path.join(place, JOBS)
         try:
-            tree_places.check(folder)
+            tree_places.check(directory)
         except OSError:
             continue  # there is none
         except BootseerError:
             if place == own:
                 raise
             continue
-        found.append(folder)
+        found.append(directory)
     return found
 
 
-def ask_all(environ: Mapping[str, str]) -> list[Found]:
-    """All jobs that run, the oldest first. What is left of others is taken away. Raises: ConfigError."""
+def ask_all(environ: Mapping[str, str]) -> list[JobStatus]:
+    """Query all running jobs, the oldest first; remove stale sockets. Raises: ConfigError."""
     found = []
-    for folder in folders(environ):
+    for directory in folders(environ):
         try:
-            names = os.listdir(folder)
+            names = os.listdir(directory)
         except OSError:
             continue  # gone meanwhile
         for name in names:
-            path = os.path.join(folder, name)
+            path = os.path.join(directory, name)
             one = _ask(path, name.startswith(UNFINISHED))
             if one is not None:
                 found.append(one)
     return sorted(found, key=lambda each: -float((each.status or {}).get("runs_s") or 0.0))
 
 
-def _ask(path: str, is_unfinished: bool) -> Found | None:
+def _ask(path: str, is_unfinished: bool) -> JobStatus | None:
     try:
         if is_unfinished:
             if time.time() - os.lstat(path).st_mtime > _OLD_S:
                 os.unlink(path)
             return None
-        with_control = Control.connect(path, timeout_s=ANSWER_S)
+        with_control = Client.connect(path, timeout_s=ANSWER_S)
         if with_control is None:
             os.unlink(path)
             return None
         with with_control as control:
-            return Found(path, control.ask("status", timeout_s=ANSWER_S), "")
+            return JobStatus(path, control.ask("status", timeout_s=ANSWER_S), "")
     except GoneError:
-        return Found(path, None, "it has closed the connection: too many ask at once") if _is_there(path) else None
+        return JobStatus(path, None, "it has closed the connection: too many clients") if _is_there(path) else None
     except NotAnsweringError:
-        return Found(path, None, f"its bootrun does not answer within {ANSWER_S:g} s: is it stopped?")
+        return JobStatus(path, None, f"its bootrun has not answered within {ANSWER_S:g} s; it may be stopped")
     except BootseerError as error:
-        return Found(path, None, str(error)) if _is_there(path) else None
+        return JobStatus(path, None, str(error)) if _is_there(path) else None
     except OSError:
         return None
 
 
 def _is_there(path: str) -> bool:
-    """Else the job has ended at this moment."""
+    """Return whether the socket exists; else the job has just ended."""
     return os.path.lexists(path)

@@ -1,25 +1,25 @@
-"""PURE: how fast ranks are, from some looks at them: steps a second, and cores in use."""
+"""PURE: rates of ranks from a few samples: steps per second, and cores in use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.supervise.facts import RankFacts
+from launcher.base.facts import RankFacts
 
-LEAST_S = 0.4  # the kernel counts CPU time in ticks of 10 ms
+MIN_S = 0.4  # the kernel counts CPU time in ticks of 10 ms
 
 
 class Rates(NamedTuple):
-    """One rank. None where there is too little to tell."""
+    """The rates of one rank; None without enough samples."""
 
     facts: RankFacts  # the newest
-    steps_per_s: float | None  # by the times of the first and the last step in the looks
-    cores: float | None  # since the newest look that is not too near
+    steps_per_s: float | None  # from the times of the first and the last step in the samples
+    cores: float | None  # since the newest sample that is not too recent
 
 
 def find_rates(looks: Sequence[Sequence[RankFacts]], newest: Sequence[RankFacts]) -> dict[int, Rates]:
-    """By rank. Args: looks: the oldest first, all of one attempt."""
+    """Return the rates by rank. Args: looks: samples, the oldest first, all of one attempt."""
     before: dict[int, list[RankFacts]] = {}
     for look in looks:
         for facts in look:
@@ -40,7 +40,7 @@ def _steps_per_s(before: Sequence[RankFacts], newest: RankFacts) -> float | None
 
 
 def _cores(before: Sequence[RankFacts], newest: RankFacts) -> float | None:
-    last = next((each for each in reversed(before) if newest.at_s - each.at_s >= LEAST_S), None)
+    last = next((each for each in reversed(before) if newest.at_s - each.at_s >= MIN_S), None)
     if last is None or last.cpu_s < 0.0 or newest.cpu_s < last.cpu_s:
         return None
     return (newest.cpu_s - last.cpu_s) / (newest.at_s - last.at_s)

@@ -1,36 +1,37 @@
-"""Answers `bootseer status` on the agent's event loop, over a Unix socket in a private folder (places.py).
+"""Answers `bootseer status` on the agent's event loop, over a Unix socket in a private directory (places.py).
 
     in      {"do": "status"}        out     {"ok": {...}} or {"error": "...", "kind": "..."}
 
-Only this user and root are listened to. Whatever a client does costs only its own connection, never the job:
-nothing here blocks, all is bounded, and an answer that cannot be made is an error for who asked.
+Only this user and root may connect. A client can only break its own connection, never the job: nothing here
+blocks, all sizes and times are bounded, and the client gets an error if the status cannot be made.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from bootseer.errors import BootseerError, ConfigError
-from bootseer.mounts.tree_control import from_error, may_talk, peer_of
-from launcher.loop import Alarm, EventLoop
+from bootseer.ipc.framing import InvalidMessageError, LineBuffer, decode, encode
+from bootseer.ipc.replies import from_error
+from bootseer.ipc.unix_sockets import is_own_or_root, peer_of, with_short_address
+from launcher.base.loop import Alarm, EventLoop
 from launcher.status.places import UNFINISHED, prepare
 
-MOST_REQUEST_BYTES = 4096
-MOST_ANSWER_BYTES = 4 << 20
-MOST_CLIENTS = 16
+MAX_REQUEST_BYTES = 4096
+MAX_ANSWER_BYTES = 4 << 20
+MAX_CLIENTS = 16
 CLIENT_S = 10.0  # for a request and its answer
 ACCEPT_AGAIN_S = 1.0  # after no descriptor was free
 
-# Calls back with the status, or with why there is none, at once or later, once.
+# Calls back once, at once or later, with the status or with an error.
 Answer = Callable[[Callable[[dict[str, Any] | Exception], object]], object]
 
 
 class StatusServer:
-    """Of one job on this node, until `close`."""
+    """The status server of one job on this node, until `close`."""
 
     def __init__(
         self,
@@ -39,35 +40,31 @@ class StatusServer:
         answer: Answer,
         on_named: Callable[[list[str]], object] = lambda _paths: None,
     ) -> None:
-        """Listens from here on. Args: on_named: is told the names that it will have, before it has them.
+        """Start to listen. Args: on_named: gets the names of the socket before it exists.
 
         Raises: ConfigError, StorageError, OSError.
         """
         self._loop, self._answer = loop, answer
         self._clients: set[_Client] = set()
         self._again = Alarm(loop)
-        folder = prepare(environ)
+        directory = prepare(environ)
         name = f"{os.getpid()}-{os.urandom(4).hex()}"
-        self.path = os.path.join(folder, name)
-        on_named([self.path, os.path.join(folder, UNFINISHED + name)])
+        self.path = os.path.join(directory, name)
+        on_named([self.path, os.path.join(directory, UNFINISHED + name)])
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # By the folder's descriptor: addresses of sockets have at most 107 bytes.
-                self._socket.bind(f"/proc/self/fd/{fd}/{UNFINISHED}{name}")
-                self._socket.listen(MOST_CLIENTS)
-                self._socket.setblocking(False)
-                os.rename(UNFINISHED + name, name, src_dir_fd=fd, dst_dir_fd=fd)
-            finally:
-                os.close(fd)
+            unfinished = os.path.join(directory, UNFINISHED + name)
+            with_short_address(unfinished, self._socket.bind)
+            self._socket.listen(MAX_CLIENTS)
+            self._socket.setblocking(False)
+            os.rename(unfinished, self.path)
         except BaseException:
             self._socket.close()
             raise
         loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
-        """Nobody is answered any more; the socket's name goes."""
+        """Close all connections, and remove the socket's name."""
         self._again.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
@@ -76,7 +73,7 @@ class StatusServer:
         try:
             os.unlink(self.path)
         except OSError:
-            pass  # somebody has cleaned up
+            pass  # already removed
 
     def _accept(self) -> None:
         try:
@@ -84,12 +81,12 @@ class StatusServer:
         except BlockingIOError:
             return
         except OSError:
-            # No descriptor is free: the loop must not be woken for it again and again.
+            # No descriptor is free: pause, as the event loop would wake up again at once.
             self._loop.remove_reader(self._socket.fileno())
             self._again.set(ACCEPT_AGAIN_S, self._loop.add_reader, self._socket.fileno(), self._accept)
             return
         try:
-            is_welcome = len(self._clients) < MOST_CLIENTS and may_talk(peer_of(connection))
+            is_welcome = len(self._clients) < MAX_CLIENTS and is_own_or_root(peer_of(connection))
         except OSError:
             is_welcome = False
         if not is_welcome:
@@ -110,7 +107,7 @@ class _Client:
         on_end: Callable[[_Client], object],
     ) -> None:
         self._loop, self._connection, self._answer, self._on_end = loop, connection, answer, on_end
-        self._received = b""
+        self._received = LineBuffer(MAX_REQUEST_BYTES - 1)
         self._left = memoryview(b"")
         self._is_closed = False
         self._deadline = Alarm(loop)
@@ -129,29 +126,29 @@ class _Client:
 
     def _read(self) -> None:
         try:
-            data = self._connection.recv(MOST_REQUEST_BYTES)
+            data = self._connection.recv(MAX_REQUEST_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        self._received += data
-        line, found, _ = self._received.partition(b"\n")
-        if not data or (not found and len(self._received) >= MOST_REQUEST_BYTES):
+        try:
+            lines = self._received.feed(data)
+        except InvalidMessageError:
+            data, lines = b"", []
+        if not data:
             self.close()
-            return
-        if not found:
+        if not lines:
             return
         self._loop.remove_reader(self._connection.fileno())
         try:
-            request = json.loads(line)
-            if not isinstance(request, dict) or request.get("do") != "status":
+            if decode(lines[0]).get("do") != "status":
                 raise ConfigError('a request is {"do": "status"}')
             self._answer(self._tell)
-        except (ValueError, RecursionError):
+        except InvalidMessageError:
             self._send(from_error(ConfigError("a request is a line of JSON")))
         except BootseerError as error:
             self._send(from_error(error))
-        except Exception as error:  # whatever it is, the job goes on
+        except Exception as error:  # the job must continue after any error
             self._send(from_error(error))
 
     def _tell(self, status: dict[str, Any] | Exception) -> None:
@@ -160,9 +157,9 @@ class _Client:
     def _send(self, answer: Mapping[str, Any]) -> None:
         if self._is_closed:
             return
-        data = json.dumps(answer).encode() + b"\n"
-        if len(data) > MOST_ANSWER_BYTES:
-            data = json.dumps(from_error(ConfigError("the status is too long"))).encode() + b"\n"
+        data = encode(answer)
+        if len(data) > MAX_ANSWER_BYTES:
+            data = encode(from_error(ConfigError("the status is too long")))
         self._left = memoryview(data)
         self._write()
 
@@ -174,5 +171,5 @@ class _Client:
             self._loop.add_writer(self._connection.fileno(), self._write)
             return
         except OSError:
-            pass  # it has gone
+            pass  # the client has gone
         self.close()

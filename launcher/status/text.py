@@ -1,4 +1,4 @@
-"""PURE: the status of a job as text. In: what node_status.py says, or any other dict. Out: lines, bounded."""
+"""PURE: the status of a job as text. In: the dict of node_status.py, or any other. Out: lines, bounded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from bootseer.counted import counted
 from launcher.ranks.report import clean
 
-MOST_RANKS = 64  # lines
+MAX_RANKS = 64  # lines
 _UNKNOWN = "-"
 _COLUMNS = ("rank", "pid", "state", "steps", "step", "steps/s", "last step", "cores", "memory")
 _PROCESS = {"T": "stopped", "t": "traced", "D": "in the kernel", "Z": "ended", "X": "ended"}
 
 
 def format_status(status: Mapping[str, Any]) -> list[str]:
-    """Lines for people."""
+    """Return the lines to print."""
 
     def text(name: str) -> str:
         value = status.get(name)
@@ -25,7 +25,7 @@ def format_status(status: Mapping[str, Any]) -> list[str]:
     lines.append(f"  attempt     {text('attempt')}, {text('state')} for {_span(status.get('attempt_runs_s'))}")
     nodes = f"{text('nodes')}, of which this is node rank {text('node_rank')}; {text('world_size')} ranks"
     if status.get("attempt") is None:
-        nodes = f"{text('nodes')} here, at least {text('least_nodes')} are needed"
+        nodes = f"{text('nodes')} here, at least {text('least_nodes')} required"
     lines.append(f"  nodes       {nodes}")
     lines.append(f"  restarts    {text('restarts')} (--max-restarts {text('most_restarts')})")
     if status.get("waits_for"):
@@ -37,16 +37,16 @@ def format_status(status: Mapping[str, Any]) -> list[str]:
     checks = status.get("checks")
     lines += [f"  check       {clean(str(line))}" for line in (checks if isinstance(checks, list) else ())]
     if status.get("standstill"):
-        lines.append(f"  STANDSTILL  {text('standstill')}")
+        lines.append(f"  HANG        {text('standstill')}")
     if status.get("logs"):
         lines.append(f"  logs        {text('logs')}")
     given = status.get("ranks")
     ranks = [rank for rank in given if isinstance(rank, Mapping)] if isinstance(given, list) else []
     if ranks:
-        lines += [f"  {line}" for line in _table([_COLUMNS, *(_row(rank) for rank in ranks[:MOST_RANKS])])]
-    left = len(ranks) - MOST_RANKS
+        lines += [f"  {line}" for line in _table([_COLUMNS, *(_row(rank) for rank in ranks[:MAX_RANKS])])]
+    left = len(ranks) - MAX_RANKS
     if left > 0:
-        lines.append(f"  and {counted(left, 'more rank')} here: --json has all")
+        lines.append(f"  and {counted(left, 'more rank')} here: --json lists all")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`bootseer warm`: one job, once, or (--jobs) those of a folder for as long as it runs."""
+"""`bootseer warm`: warms one job, once, or (--jobs) the jobs of a directory until it is ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "bootseer warm"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs it; the exit status."""
+    """Run `bootseer warm`. Returns: the exit status."""
     try:
         options, args = parse(argv, os.environ)
         if options.shows_status:
@@ -42,25 +42,25 @@ def main(argv: Sequence[str]) -> int:
 
 def _once(options: Options, args: argparse.Namespace) -> int:
     from launcher.spec import build_spec
-    from launcher.warm.noted import note
-    from launcher.warm.stages import Limit, Warmer, stages_of
+    from launcher.warm.noted import write
+    from launcher.warm.stages import Warmer, WarmLimits, stages_of
 
     spec = build_spec(args, os.environ)
     if not stages_of(spec):
         raise UsageError(
-            "this job has nothing that can be warmed: name an image (--image), set-up (--setup and --env-store),"
+            "this job has nothing to warm: name an image (--image), set-up (--setup and --env-store),"
             " first-step caches (--keep-caches) or a checkpoint (--load-checkpoint), here or in bootseer.toml"
         )
-    limit = Limit(options.most_bytes, options.most_bytes_per_s, options.hold_s)
+    limit = WarmLimits(options.max_bytes, options.max_bytes_per_s, options.hold_s)
     say = _quiet if args.quiet else _say
     with _Progress(args.quiet) as progress:
         warmer = Warmer(spec, limit, say, progress)
         with closing(warmer):
             found = warmer.run(options.only)
-            note(found, os.environ)
+            write(found, os.environ)
             _show(spec, options, found)
             if warmer.is_holding:
-                say(f"the checkpoint is held in memory, for {options.hold_s:g} s or until a job takes it")
+                say(f"holding the checkpoint in memory, for {options.hold_s:g} s or until a job takes it")
                 with until_signal():
                     say("a job has taken the checkpoint" if warmer.hold() else "no job has taken the checkpoint")
     return exit_status(found)
@@ -92,7 +92,7 @@ def _status(options: Options) -> int:
 
 
 class _Progress:
-    """A line for the stage at work."""
+    """The progress line of the current stage."""
 
     def __init__(self, is_quiet: bool) -> None:
         self._is_quiet = is_quiet
@@ -120,4 +120,4 @@ def _say(text: str) -> None:
 
 
 def _quiet(_: str) -> None:
-    """Of --quiet."""
+    """Print nothing, for --quiet."""

@@ -1,7 +1,7 @@
-"""What this user's node was warmed with, so that the next start can say that it was: one small file in the cache.
+"""A record of what was warmed on this user's node, for events of the next start: one small file in the cache.
 
-Written after each stage, read once by a start, when its ranks run. It decides nothing: what cannot be read or
-written is as if nothing had been warmed.
+Written after each stage, read once by a start, when its ranks run. It decides nothing: if it cannot be read or
+written, nothing counts as warmed.
 """
 
 from __future__ import annotations
@@ -15,36 +15,32 @@ from typing import Any
 
 from bootseer.cache_folder import locate, prepare
 from bootseer.errors import BootseerError
+from bootseer.linux.files import replace_file
 from bootseer.trust.owned_files import NotOwnedError, read_owned
-from launcher.warm.results import CACHED, HELD, SEEDED, THERE, UNPACKED, Warmed, from_record, to_record
+from launcher.warm.results import CACHED, HELD, IN_PLACE, SEEDED, UNPACKED, Warmed, from_record, to_record
 
 NAME = "warmed.json"
 VERSION = 1
-MOST_ENTRIES = 200
-MOST_BYTES = 1 << 20
-_KEPT = (CACHED, UNPACKED, THERE, SEEDED, HELD)
+MAX_ENTRIES = 200
+MAX_BYTES = 1 << 20
+_KEPT = (CACHED, UNPACKED, IN_PLACE, SEEDED, HELD)
 
 
-def note(found: Sequence[Warmed], environ: Mapping[str, str], now_s: float | None = None) -> None:
-    """Adds what is at hand now; newer entries of the same thing replace older ones."""
+def write(found: Sequence[Warmed], environ: Mapping[str, str], now_s: float | None = None) -> None:
+    """Add results that are available now; newer entries of the same data replace older ones."""
     now_s = time.time() if now_s is None else now_s
     kept = {(each.stage, each.what): {**to_record(each), "at_s": now_s} for each in found if each.how in _KEPT}
     if not kept:
         return
     with suppress(BootseerError, OSError):
-        folder = prepare(locate(environ, os.geteuid()))
-        older = [each for each in _read(folder) if (each["stage"], each["what"]) not in kept]
-        entries = [*older, *kept.values()][-MOST_ENTRIES:]
-        path = os.path.join(folder, NAME)
-        temporary = f"{path}.{os.getpid()}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="ascii") as file:
-            json.dump({"v": VERSION, "entries": entries}, file)
-        os.replace(temporary, path)
+        directory = prepare(locate(environ, os.geteuid()))
+        older = [each for each in _read(directory) if (each["stage"], each["what"]) not in kept]
+        entries = [*older, *kept.values()][-MAX_ENTRIES:]
+        replace_file(os.path.join(directory, NAME), json.dumps({"v": VERSION, "entries": entries}).encode())
 
 
 def find(what: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> list[tuple[Warmed, float]]:
-    """Of things (stage, digest) those that were warmed, and when, in seconds since the epoch."""
+    """Return which of `what` (stage, digest) were warmed, and when, in seconds since the epoch."""
     try:
         entries = _read(prepare(locate(environ, os.geteuid())))
     except (BootseerError, OSError):
@@ -57,9 +53,9 @@ def find(what: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> list[tu
     return found
 
 
-def _read(folder: str) -> list[dict[str, Any]]:
+def _read(directory: str) -> list[dict[str, Any]]:
     try:
-        data, _ = read_owned(os.path.join(folder, NAME), most_bytes=MOST_BYTES)
+        data, _ = read_owned(os.path.join(directory, NAME), max_bytes=MAX_BYTES)
         record = json.loads(data)
         entries = record["entries"] if record["v"] == VERSION else []
         return [each for each in entries if _is_entry(each)]

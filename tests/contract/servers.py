@@ -93,9 +93,9 @@ def serve(handler: type[http.server.BaseHTTPRequestHandler], context: Any = None
 
 
 @contextmanager
-def serve_folder(folder: Path) -> Iterator[str]:
+def serve_directory(directory: Path) -> Iterator[str]:
     """The small web server over a folder."""
-    with serve(type("Handler", (RangeHandler,), {"folder": folder})) as url:
+    with serve(type("Handler", (RangeHandler,), {"folder": directory})) as url:
         yield url
 
 
@@ -113,13 +113,13 @@ http {{
 
 
 @contextmanager
-def serve_nginx(folder: Path, here: Path) -> Iterator[str]:
+def serve_nginx(directory: Path, here: Path) -> Iterator[str]:
     """nginx over a folder; its own files lie in `here`."""
     assert NGINX is not None
     port = support.find_free_port()
     here.mkdir(exist_ok=True)
     config = here / "nginx.conf"
-    config.write_text(_CONFIG.format(here=here, port=port, folder=folder))
+    config.write_text(_CONFIG.format(here=here, port=port, folder=directory))
     process = subprocess.Popen(
         [NGINX, "-c", config, "-p", here, "-e", here / "error.log"],
         stdout=subprocess.DEVNULL,
@@ -185,11 +185,11 @@ def serve_s3(context: Any = None) -> Iterator[str]:
 _clock = [int(time.time()) - 100_000]
 
 
-def write_file(folder: Path, path: str, data: bytes) -> None:
+def write_file(directory: Path, path: str, data: bytes) -> None:
     """A file of a web server, replaced whole; each version has another second: nginx's ETag knows no finer."""
-    full = folder / path
+    full = directory / path
     full.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".aside-{os.getpid()}"
+    aside = directory / f".aside-{os.getpid()}"
     aside.write_bytes(data)
     _clock[0] += 1
     os.utime(aside, (_clock[0], _clock[0]))

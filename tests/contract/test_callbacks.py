@@ -18,19 +18,19 @@ import pytest
 
 import bootseer.callbacks
 
-Beats = list[tuple[int, dict[str, Any]]]
+Heartbeats = list[tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def beats(monkeypatch: pytest.MonkeyPatch) -> Beats:
-    seen: Beats = []
+def heartbeats(monkeypatch: pytest.MonkeyPatch) -> Heartbeats:
+    seen: Heartbeats = []
     rank = ModuleType("_bootseer_rank")
     rank.heartbeat = lambda step, metrics: seen.append((step, metrics))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "_bootseer_rank", rank)
     return seen
 
 
-def test_an_optimizer_and_a_module(beats: Beats) -> None:
+def test_an_optimizer_and_a_module(heartbeats: Heartbeats) -> None:
     import torch
 
     model = torch.nn.Linear(2, 1)
@@ -41,19 +41,19 @@ def test_an_optimizer_and_a_module(beats: Beats) -> None:
         optimizer.step()
     handle.remove()
     optimizer.step()
-    assert beats == [(11, {"loss": 0.5}), (12, {"loss": 0.5})]
-    beats.clear()
+    assert heartbeats == [(11, {"loss": 0.5}), (12, {"loss": 0.5})]
+    heartbeats.clear()
     bootseer.callbacks.torch_hook(model)
     model(torch.ones(1, 2))
     model.eval()
     model(torch.ones(1, 2))
-    assert beats == [(1, {})]
+    assert heartbeats == [(1, {})]
     with pytest.raises(TypeError, match="not int"):
         bootseer.callbacks.torch_hook(3)
 
 
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
-def test_lightning(beats: Beats, tmp_path: Path) -> None:
+def test_lightning(heartbeats: Heartbeats, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     import lightning
     import torch
@@ -81,15 +81,15 @@ def test_lightning(beats: Beats, tmp_path: Path) -> None:
         max_epochs=2, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path, logger=False
     )
     trainer.fit(Model(), data, data)
-    steps = [step for step, _ in beats]
+    steps = [step for step, _ in heartbeats]
     assert steps == sorted(steps) and set(range(1, 9)) <= set(steps)
-    assert len(beats) > 8, "evaluation counts too"
-    told = [metrics["loss"] for _, metrics in beats if "loss" in metrics]
+    assert len(heartbeats) > 8, "evaluation counts too"
+    told = [metrics["loss"] for _, metrics in heartbeats if "loss" in metrics]
     assert told and all(isinstance(loss, float) for loss in told), "each once"
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-def test_trainer_of_hugging_face(beats: Beats, tmp_path: Path) -> None:
+def test_trainer_of_hugging_face(heartbeats: Heartbeats, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     import torch
     import transformers
@@ -117,9 +117,9 @@ def test_trainer_of_hugging_face(beats: Beats, tmp_path: Path) -> None:
     callback = bootseer.callbacks.TrainerHeartbeat()
     trainer = transformers.Trainer(Model(), args, train_dataset=data, eval_dataset=data, callbacks=[callback])
     trainer.train()
-    steps = [step for step, _ in beats]
+    steps = [step for step, _ in heartbeats]
     assert steps == sorted(steps) and set(range(1, 9)) <= set(steps)
-    assert len(beats) > 8, "evaluation counts too"
-    assert {"loss", "grad_norm", "learning_rate"} <= {name for _, metrics in beats for name in metrics}
-    assert all(isinstance(value, float | str) for _, metrics in beats for value in metrics.values())
+    assert len(heartbeats) > 8, "evaluation counts too"
+    assert {"loss", "grad_norm", "learning_rate"} <= {name for _, metrics in heartbeats for name in metrics}
+    assert all(isinstance(value, float | str) for _, metrics in heartbeats for value in metrics.values())
     assert type(pickle.loads(pickle.dumps(callback))) is type(callback)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.lease import BuilderLease, Holder, Lease, Over, Ready, kept, list_leases
-from bootseer.env.lease_record import DONE, FAILED, MISSES
-from bootseer.env.store import EnvStore, Published
+from bootseer.env.store.lease import BuilderLease, Lease, LeaseHolder, WaitEnded, WaitResult, list_leases, renewing
+from bootseer.env.store.lease_record import DONE, FAILED, MAX_MISSED
+from bootseer.env.store.store import EnvStore, PublishedSnapshot
 from bootseer.errors import NotFound
 from bootseer.storage import Store, open_store
-from bootseer.storage.below import Below
+from bootseer.storage.below import SubdirectoryStore
 from bootseer.testing.store_suite import MakeStore, StoreSuite
 from tests.contract import servers
 from tests.env_parts import (
@@ -53,7 +53,7 @@ class TestBelow(StoreSuite):
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> MakeStore:
         (tmp_path / "some" / "folder").mkdir(parents=True)
-        return lambda: Below(open_store(str(tmp_path)), "some/folder")
+        return lambda: SubdirectoryStore(open_store(str(tmp_path)), "some/folder")
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_one_holder_at_a_time(leases: Callable[..., BuilderLease]) -> None:
 
     taken = aio.run_sync(all_at_once())
     (first,) = [each for each in taken if isinstance(each, Lease)]
-    assert sum(isinstance(each, Holder) for each in taken) == 4
+    assert sum(isinstance(each, LeaseHolder) for each in taken) == 4
     assert aio.run_sync(first.release(DONE))
     second = take(nodes[0])
     assert second.number == first.number + 1
@@ -147,16 +147,16 @@ def test_one_holder_at_a_time(leases: Callable[..., BuilderLease]) -> None:
     assert aio.run_sync(list_leases(nodes[0]._store, KEY)) == [second.number]
 
 
-def test_a_holder_that_beats_is_waited_for(leases: Callable[..., BuilderLease]) -> None:
+def test_a_holder_that_heartbeats_is_waited_for(leases: Callable[..., BuilderLease]) -> None:
     builder, waiter = leases("builder"), leases("waiter")
-    with kept(take(builder)) as lease:
+    with renewing(take(builder)) as lease:
         lease.tell("pip install")
         began_s = time.monotonic()
         found = aio.run_sync(waiter.acquire(KEY, nothing, 8 * BEAT_S))
-        assert isinstance(found, Over), found
+        assert isinstance(found, WaitEnded), found
         assert time.monotonic() - began_s >= 8 * BEAT_S
         holder = aio.run_sync(waiter.try_take(KEY))
-        assert isinstance(holder, Holder)
+        assert isinstance(holder, LeaseHolder)
         assert (holder.owner, holder.state) == ("builder", "pip install")
     assert isinstance(aio.run_sync(waiter.acquire(KEY, nothing, 60)), Lease)
 
@@ -167,12 +167,12 @@ def test_a_holder_that_died_is_replaced(leases: Callable[..., BuilderLease]) -> 
     found = aio.run_sync(leases("waiter").acquire(KEY, nothing, 60))
     assert isinstance(found, Lease)
     assert found.number == lost.number + 1
-    assert time.monotonic() - began_s >= MISSES * BEAT_S
+    assert time.monotonic() - began_s >= MAX_MISSED * BEAT_S
     aio.run_sync(lost.keep())  # ends by itself
-    assert "took this builder for dead" in lost.why_lost
+    assert "considers this builder dead" in lost.lost_reason
 
 
-def test_a_failure_is_told_and_not_remembered(leases: Callable[..., BuilderLease]) -> None:
+def test_a_failure_is_reported_and_not_remembered(leases: Callable[..., BuilderLease]) -> None:
     builder, waiter = leases("builder"), leases("waiter")
     lease = take(builder)
 
@@ -186,13 +186,13 @@ def test_a_failure_is_told_and_not_remembered(leases: Callable[..., BuilderLease
             await keeping
             return await waiting
 
-    assert aio.run_sync(wait_and_fail()) == Over("builder failed to build the environment: status 1")
+    assert aio.run_sync(wait_and_fail()) == WaitEnded("builder failed to build the environment: status 1")
     take(waiter)
 
 
 def test_code_that_fails_gives_the_lease_back(leases: Callable[..., BuilderLease]) -> None:
     builder = leases("builder")
-    with pytest.raises(ZeroDivisionError), kept(take(builder)):
+    with pytest.raises(ZeroDivisionError), renewing(take(builder)):
         raise ZeroDivisionError
     seen = aio.run_sync(builder.look(KEY))
     assert seen is not None
@@ -204,7 +204,7 @@ def test_ready_is_what_until_gave(leases: Callable[..., BuilderLease]) -> None:
     async def there() -> str:
         return "snapshot"
 
-    assert aio.run_sync(leases("node").acquire(KEY, there, 5)) == Ready("snapshot")
+    assert aio.run_sync(leases("node").acquire(KEY, there, 5)) == WaitResult("snapshot")
 
 
 # ---- snapshots -----------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_what_is_published_is_found_and_opened(env: EnvStore, stores: Make, tmp_
     assert found(env) is None
     files = write_environment(tmp_path / "files")
     published = publish(env, files)
-    assert isinstance(published, Published)
+    assert isinstance(published, PublishedSnapshot)
     assert published.is_ours
     assert published.found.generation == 1
     assert published.found.because.startswith("signed by ada")
@@ -332,18 +332,18 @@ def test_garbage_collection(env: EnvStore, tmp_path: Path) -> None:
     lease = aio.run_sync(BuilderLease(env.store, owner="builder").try_take(keys[2]))
     assert isinstance(lease, Lease)
 
-    async def beats(_: float, __: asyncio.Event) -> None:
+    async def heartbeats(_: float, __: asyncio.Event) -> None:
         path = f"keys/{keys[2]}/lease-{lease.number:06d}.json"
         await env.store.publish(path, lease.next_record("working"))
 
     later_s = day_s + 60
-    planned = aio.run_sync(env.gc(None, None, now_s + later_s, is_dry=True, pause=beats))
+    planned = aio.run_sync(env.gc(None, None, now_s + later_s, is_dry=True, pause=heartbeats))
     assert found(env, now_s, keys[0]) is not None
-    done = aio.run_sync(env.gc(None, None, now_s + later_s, pause=beats))
+    done = aio.run_sync(env.gc(None, None, now_s + later_s, pause=heartbeats))
     assert done == planned
     assert {(each.key, each.why) for each in done.removals} == {
         (keys[0], "has expired"),
-        (keys[1], "belongs to no snapshot any more"),
+        (keys[1], "no longer belongs to a snapshot"),
         ("f" * 64, "has no snapshot"),
     }
     assert done.leased == 1

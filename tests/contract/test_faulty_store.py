@@ -14,7 +14,7 @@ numbers = itertools.count()
 
 
 class TestFaultyStore(StoreSuite):
-    has_folders = False
+    has_directories = False
 
     @pytest.fixture
     def make_store(self) -> MakeStore:

@@ -19,7 +19,7 @@ class TestPeerStore(ReadingSuite, ReadOnlySuite):
     def make_store(self, tmp_path: Path) -> Iterator[MakeStore]:
         self.written = tmp_path / "root"
         self.written.mkdir()
-        with servers.serve_folder(self.written) as url, PeerNodes(tmp_path, url, 2) as nodes:
+        with servers.serve_directory(self.written) as url, PeerNodes(tmp_path, url, 2) as nodes:
             self.nodes = nodes
             yield lambda: nodes.store(0)
 

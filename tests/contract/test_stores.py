@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.storage import Store, open_store
-from bootseer.storage.local import LocalStore
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, StoreSuite
 from tests.contract import servers
 
@@ -32,7 +32,7 @@ class TestLocalThatMayHang(StoreSuite):
 
 
 class TestMemory(StoreSuite):
-    has_folders = False
+    has_directories = False
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
@@ -54,7 +54,7 @@ class WebSuite(ReadingSuite, ReadOnlySuite):
 class TestSmallWebServer(WebSuite):
     @pytest.fixture
     def make_store(self, folder: Path) -> Iterator[MakeStore]:
-        with servers.serve_folder(folder) as url:
+        with servers.serve_directory(folder) as url:
             yield lambda: open_store(url)
 
 
@@ -75,7 +75,7 @@ def endpoint() -> Iterator[str]:
 
 
 class TestS3(StoreSuite):
-    has_folders = False
+    has_directories = False
 
     @pytest.fixture
     def make_store(self, endpoint: str) -> MakeStore:
@@ -100,7 +100,7 @@ class TestFsspec(StoreSuite):
 
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> MakeStore:
-        from bootseer.storage.fsspec import FsspecStore
+        from bootseer.storage.fsspec.store import FsspecStore
 
         return lambda: FsspecStore(f"file://{tmp_path}")
 
@@ -112,7 +112,7 @@ class TestAsyncFsspec(StoreSuite):
     def make_store(self, tmp_path: Path) -> MakeStore:
         import fsspec
 
-        from bootseer.storage.fsspec import FsspecStore
+        from bootseer.storage.fsspec.store import FsspecStore
         from tests.contract.async_files import AsyncFiles
 
         fsspec.register_implementation("asyncfiles", AsyncFiles, clobber=True)

@@ -26,7 +26,7 @@ HEAVY = {
     *("bootseer.env", "bootseer.image", "bootseer.checkpoint", "bootseer.cli", "launcher"),
 }
 # The minder lives as long as the daemon, and does nothing but wait.
-NOT_FOR_THE_MINDER = HEAVY | {"asyncio", "msgspec", "subprocess", "email", "bootseer.aio", "bootseer.blocks"}
+NOT_FOR_THE_REAPER = HEAVY | {"asyncio", "msgspec", "subprocess", "email", "bootseer.aio", "bootseer.blocks"}
 
 
 def imports_of(code: str) -> set[str]:
@@ -42,8 +42,12 @@ def imports_of(code: str) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "heavy", "known"),
     [
-        ("from bootseer.mounts import tree_warm; tree_warm.warm('')", HEAVY, "bootseer.mounts.tree_hot"),
-        ("import bootseer.mounts.tree_daemon", NOT_FOR_THE_MINDER, "bootseer.mounts.tree_places"),
+        (
+            "from bootseer.mounts.tree_daemon import warm_imports as tree_warm; tree_warm.warm('')",
+            HEAVY,
+            "bootseer.mounts.tree_daemon.hot",
+        ),
+        ("import bootseer.mounts.tree_daemon.process", NOT_FOR_THE_REAPER, "bootseer.mounts.tree_daemon.places"),
     ],
     ids=["daemon", "minder"],
 )

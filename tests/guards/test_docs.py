@@ -1,10 +1,13 @@
-"""Documents that name code: every error with its exit status, and every file of the table in ARCHITECTURE.md."""
+"""Documents that name code: errors with their exit status, modules in the README of their package, links."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Iterator
+
+import pytest
 
 from bootseer import errors
 
@@ -17,10 +20,8 @@ def read(name: str) -> str:
 
 
 def test_every_error_is_listed_with_its_exit_status() -> None:
-    listed = {
-        found[1]: (int(found[2]), found[3] == "yes")
-        for found in re.finditer(r"^\| `(\w+)` \| (\d+) \| (yes|no) \|$", read("docs/errors.md"), re.MULTILINE)
-    }
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (yes|no) \|$", read("docs/reference/errors.md"), re.MULTILINE)
+    listed = {name: (int(status), retryable == "yes") for name, status, retryable in rows}
     known = {
         name: (value.exit_status, value.retryable)
         for name, value in vars(errors).items()
@@ -29,46 +30,72 @@ def test_every_error_is_listed_with_its_exit_status() -> None:
     assert listed == known
 
 
-def test_files_named_in_the_architecture_exist() -> None:
-    table = read("ARCHITECTURE.md").partition("## I want")[2].partition("## Decisions")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
-    assert len(rows) > 20
-    for row in rows:
-        folder = ""
-        for name in re.findall(r"`([\w./]+(?:\.py|\.md|/))`", row.partition(" | ")[2]):
-            if "/" in name:
-                folder = os.path.dirname(name)
-            path = name if "/" in name else os.path.join(folder, name)
-            assert os.path.exists(os.path.join(TOP, path)), f"{path}: {row}"
+def packages() -> Iterator[str]:
+    for top in ("bootseer", "launcher"):
+        for directory, _, names in os.walk(os.path.join(TOP, top)):
+            if "__init__.py" in names:
+                yield os.path.relpath(directory, TOP)
 
 
-def test_every_module_of_the_launcher_is_named_in_the_architecture() -> None:
+def documents() -> list[str]:
+    found = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+    for directory, _, names in os.walk(os.path.join(TOP, "docs")):
+        found += [os.path.relpath(os.path.join(directory, name), TOP) for name in names if name.endswith(".md")]
+    return found + [f"{package}/README.md" for package in packages()]
+
+
+@pytest.mark.parametrize("package", sorted(packages()))
+def test_each_package_names_its_modules(package: str) -> None:
+    """A stranger finds the module to change from the tree alone."""
+    text = read(f"{package}/README.md")
+    modules = {name for name in os.listdir(os.path.join(TOP, package)) if name.endswith(".py")} - {"__init__.py"}
+    named = set(re.findall(r"\b(\w+\.py)\b", text))
+    assert modules <= named
+    tops = ("bootseer", "launcher", "tests")
+    known = {name for top in tops for _, _, names in os.walk(f"{TOP}/{top}") for name in names}
+    assert named <= known, "a module that is not there"
+    assert len(text.splitlines()) <= 40
+
+
+def test_the_architecture_is_short_and_its_files_exist() -> None:
     text = read("ARCHITECTURE.md")
-    for folder, _, names in os.walk(os.path.join(TOP, "launcher")):
-        for name in names:
-            if name.endswith(".py") and os.path.getsize(os.path.join(folder, name)):
-                stem = name.removesuffix(".py")
-                assert re.search(rf"\b{stem}\b", text), f"{os.path.join(folder, name)} is not in ARCHITECTURE.md"
+    assert len(text.encode()) <= 8 << 10
+    paths = re.findall(r"`((?:bootseer|launcher|tests|docs)/[\w./-]+)`", text)
+    assert len(paths) > 20
+    assert not [path for path in paths if not os.path.exists(os.path.join(TOP, path))]
+
+
+def test_decisions_are_listed_and_name_code_that_exists() -> None:
+    directory = os.path.join(TOP, "docs", "internals", "adr")
+    index = read("docs/internals/adr/README.md")
+    names = sorted(name for name in os.listdir(directory) if name[0].isdigit())
+    assert len(names) >= 30 and [name[:4] for name in names] == [f"{1 + place:04}" for place in range(len(names))]
+    for name in names:
+        assert f"({name})" in index
+        for path in re.findall(r"(?:bootseer|launcher|tests)/[\w./]*\w", read(f"docs/internals/adr/{name}")):
+            assert os.path.exists(os.path.join(TOP, path)), f"{name}: {path}"
 
 
 def test_links_in_documents_lead_somewhere() -> None:
-    documents = [f"docs/{name}" for name in os.listdir(os.path.join(TOP, "docs")) if name.endswith(".md")]
-    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *documents):
+    for name in documents():
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", read(name)):
             assert os.path.exists(os.path.join(TOP, os.path.dirname(name), target)), f"{name}: {target}"
 
 
-def test_each_measured_row_of_the_readme_names_its_bench_and_commit() -> None:
+def test_each_result_names_its_bench_and_commit() -> None:
     """A figure must not outlive the record that it is from: whoever measures anew writes both."""
-    folder = os.path.join(TOP, "docs", "numbers")
+    directory = os.path.join(TOP, "docs", "numbers")
     recorded = {
-        name.removesuffix(".json"): json.loads(read(os.path.join(folder, name)))["commit"]
-        for name in os.listdir(folder)
+        name.removesuffix(".json"): json.loads(read(os.path.join(directory, name)))["commit"]
+        for name in os.listdir(directory)
         if name.endswith(".json")
     }
-    table = read("README.md").partition("| measured | result | of |")[2].partition("\n\n")[0]
-    rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
-    assert len(rows) > 20
+    rows = []
+    for name, least in (("README.md", 5), ("docs/results.md", 40)):
+        tables = re.findall(r"^\|.* \| of \|\n\|[-|]+\|\n((?:\|.*\n)+)", read(name), re.MULTILINE)
+        found = [row for table in tables for row in table.splitlines()]
+        assert len(found) >= least, name
+        rows += found
     for row in rows:
         named = re.findall(r"(\w+) `([0-9a-f]+)`", row.rstrip(" |").rpartition("|")[2])
         assert named, row

@@ -1,10 +1,10 @@
-"""docs/torchrun.md is what the flags and the probes make of it, and they leave no flag out."""
+"""docs/reference/torchrun.md is what the flags and the probes make of it, and they leave no flag out."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.flags import FLAGS
+from launcher.cli.flags import FLAGS
 from tests.integration import test_warts
 from tests.parity import docs
 from tests.parity.probes import PROBES

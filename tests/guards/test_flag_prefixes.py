@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch.distributed import run as torchrun
 
 from bootseer.errors import BootseerError
-from launcher.cli import get_args_parser
-from launcher.flags import FLAGS
+from launcher.cli.flags import FLAGS
+from launcher.cli.parser import get_args_parser
 from tests.parity import options_of
 
 OWN = frozenset(flag.dest for flag in FLAGS if flag.ours)

@@ -13,37 +13,44 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 THINGS = (
-    "blocks|commands|copies|days|disks|distributions|environments|events|faults|files|findings|folders|hours|items|jobs|keys"
+    "blocks|commands|copies|days|directories|disks|distributions|environments|events|faults|files|findings|folders"
+    "|hours|items|jobs|keys"
     "|layers|lines|links|modules|nodes|packages|problems|processes|ranks|restarts|seconds|shards|stripes|tensors|workers"
 )
 COUNTED = re.compile(rf" (more )?({THINGS})\b")
 # Of these the code before says that there are several, or they are about files that nobody makes by hand.
 MANY = {
-    *("bootseer/blocks/trace.py", "bootseer/checkpoint/save_rules.py", "bootseer/diagnose/layout.py"),
-    *("bootseer/env/commands.py", "bootseer/peers/membership.py", "bootseer/startup/slow_words.py"),
+    *("bootseer/blocks/trace.py", "bootseer/checkpoint/versions/save_rules.py", "bootseer/hangs/layout.py"),
+    *("bootseer/env/commands/common.py", "bootseer/peers/membership.py", "bootseer/report/slow_words.py"),
     *(
-        "bootseer/tree/image_config.py",
+        "bootseer/tree/builder/image_config.py",
         "bootseer/trust/key_folder.py",
-        "launcher/recovery.py",
-        "launcher/setup.py",
+        "launcher/coordinator/recovery.py",
+        "launcher/provision/environment.py",
     ),
-    *("launcher/status/text.py", "launcher/supervise/doing.py", "launcher/supervise/failure_page.py"),
-    *("launcher/supervise/stacks.py", "bootseer/cli/ckpt.py", "bootseer/tree/index.py", "bootseer/cli/image.py"),
+    *("launcher/status/text.py", "launcher/monitor/hang/activity.py", "launcher/monitor/failure/record.py"),
+    *(
+        "launcher/monitor/samples/stacks.py",
+        "bootseer/cli/ckpt.py",
+        "bootseer/tree/index.py",
+        "bootseer/cli/image.py",
+    ),
 }
 LIMIT = re.compile(r"at most|more than|where its|1 to ")
 
 
-SAYS = {"say", "_say", "said", "tell_all", "_tell_all"}  # each a line for people
+SAYS = {"say", "_say", "said", "tell_all", "log_to_all"}  # each a line for people
 COSTS = re.compile(
-    r"\b(cannot be|could not|(is|are|was|were) not (kept|used|recorded|noted|restored|signed|known|looked at)"
-    r"|(is|are) published there|left out|nobody will use|still takes|do not see|see nothing|did not end in time)\b"
+    r"\b(cannot be|could not"
+    r"|(is|are|was|were) not (kept|stored|used|published|recorded|restored|signed|known)"
+    r"|(is|are|was|were) not (visible|saved|cached|trusted)"
+    r"|left out|still takes|did not end in time|(is|are) skipped|(?<!is )(?<!are )disabled:?)\b"
 )
-# Answers of commands that were asked for it; what is said of a restart.
+# Answers of commands that were asked for it.
 ANSWERS = {
     "bootseer/cli/env.py",
-    "launcher/job.py",
-    "bootseer/env/commands_restore.py",
-    "bootseer/image/commands_gc.py",
+    "bootseer/env/commands/restore.py",
+    "bootseer/image/commands/gc.py",
 }
 
 

@@ -20,8 +20,10 @@ IMPURE = {"os", "socket", "subprocess", "threading", "time", "asyncio", "select"
 
 def sources() -> Iterator[str]:
     for package in ("bootseer", "launcher"):
-        for folder, _, names in os.walk(os.path.join(TOP, package)):
-            yield from (os.path.relpath(os.path.join(folder, name), TOP) for name in names if name.endswith(".py"))
+        for directory, _, names in os.walk(os.path.join(TOP, package)):
+            yield from (
+                os.path.relpath(os.path.join(directory, name), TOP) for name in names if name.endswith(".py")
+            )
 
 
 def parse(path: str) -> ast.Module:
@@ -56,10 +58,11 @@ def is_pure(tree: ast.Module) -> bool:
 
 
 PURE = [path for path in sources() if is_pure(parse(path))]
+READS = "bootseer.env.reads"
 
 
 def test_pure_modules_are_found() -> None:
-    assert "launcher/job.py" in PURE
+    assert "launcher/coordinator/job.py" in PURE
     assert len(PURE) > 8
 
 
@@ -72,50 +75,69 @@ def test_pure_module_does_no_input_or_output(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "ours"),
     [
-        ("launcher/inside.py", set()),
+        ("launcher/in_rank/bootstrap.py", set()),
         ("launcher/rendezvous/list_distributions.py", set()),
-        ("launcher/cgroup.py", set()),
-        ("launcher/descendants.py", {"bootseer.light_typing"}),
-        ("launcher/inherited.py", {"bootseer.light_typing"}),
-        ("launcher/preloaded.py", set()),
-        ("launcher/import_watch.py", set()),
-        ("launcher/rank_values.py", set()),
-        ("launcher/store_gate.py", set()),
-        ("bootseer/mounts/enter.py", set()),
-        ("bootseer/env/base_probe.py", set()),
-        ("bootseer/env/compile_list.py", set()),
-        ("bootseer/env/setup_supervisor.py", {"bootseer.env", "bootseer.env.setup_watch"}),
-        ("bootseer/env/setup_watch.py", {"bootseer.env.watch_calls"}),
-        ("bootseer/env/watch_calls.py", set()),
-        ("bootseer/env/trash.py", set()),
+        ("launcher/supervisor/cgroup.py", set()),
+        ("bootseer/linux/processes.py", {"bootseer.light_typing", "bootseer.linux.syscalls"}),
+        ("launcher/base/inherited.py", {"bootseer.light_typing"}),
+        ("launcher/in_rank/fork_server.py", set()),
+        ("launcher/in_rank/import_watch.py", set()),
+        ("launcher/in_rank/rank_values.py", set()),
+        ("launcher/in_rank/store_gate.py", set()),
+        ("bootseer/mounts/sandbox/enter.py", set()),
+        ("bootseer/env/key/base_probe.py", set()),
+        ("bootseer/env/capture/compile_list.py", set()),
+        ("bootseer/env/service/supervisor.py", {f"{READS}.setup_watch", f"{READS}.watch_rules"}),
         (
-            "launcher/guard.py",
+            "bootseer/env/reads/setup_watch.py",
             {
-                "bootseer.light_typing",
-                "launcher",
-                "launcher.cgroup",
-                "launcher.descendants",
-                "launcher.guard_helpers",
-                "launcher.guard_preloaded",
-                "launcher.inherited",
+                f"{READS}.{name}"
+                for name in (
+                    *("name_filter", "name_records", "python_directories", "watch_calls", "watch_rules"),
+                    "watched_threads",
+                )
             },
         ),
-        ("launcher/guard_preloaded.py", {"launcher"}),
+        ("bootseer/env/reads/name_records.py", {f"{READS}.name_filter", f"{READS}.watch_rules"}),
+        (
+            "bootseer/env/reads/name_filter.py",
+            {f"{READS}.python_directories", f"{READS}.watch_rules", f"{READS}.watched_threads"},
+        ),
+        ("bootseer/env/reads/python_directories.py", {f"{READS}.watched_threads"}),
+        ("bootseer/env/reads/watched_threads.py", {f"{READS}.watch_calls"}),
+        ("bootseer/env/reads/watch_rules.py", set()),
+        ("bootseer/env/reads/watch_calls.py", set()),
+        ("bootseer/env/restore/trash.py", set()),
+        (
+            "launcher/supervisor/supervisor.py",
+            {
+                "bootseer.light_typing",
+                "bootseer.linux",
+                "bootseer.linux.processes",
+                "launcher.base",
+                "launcher.supervisor",
+                "launcher.supervisor.cgroup",
+                "launcher.supervisor.helpers",
+                "launcher.supervisor.fork_server_link",
+                "launcher.base.inherited",
+            },
+        ),
+        ("launcher/supervisor/fork_server_link.py", {"bootseer.linux"}),
         ("bootseer/heartbeat.py", set()),
     ],
 )
 def test_file_that_stands_alone_imports_the_standard_library(path: str, ours: set[str]) -> None:
     foreign = {name for name in imports(parse(path)) if name.partition(".")[0] not in sys.stdlib_module_names}
     # The rank-side file knows torch by name only once the script has imported it.
-    assert foreign <= ours | ({"torch"} if path == "launcher/inside.py" else set())
+    assert foreign <= ours | ({"torch"} if path == "launcher/in_rank/bootstrap.py" else set())
 
 
 # What hands tensors out, to programs that have torch.
-TENSORS = {"launcher/inside.py"} | {
+TENSORS = {"launcher/in_rank/bootstrap.py"} | {
     f"bootseer/checkpoint/{name}.py"
     for name in (
-        "dcp", "dcp_items", "dcp_metadata", "dcp_reader", "dcp_versions", "dcp_writer", "pt", "safetensors",
-        "saved_tensor",
+        "dcp/api", "dcp/items", "dcp/metadata", "dcp/reader", "dcp/versions", "dcp/writer", "format/saved_tensor",
+        "pt", "safetensors",
     )
 }  # fmt: skip
 

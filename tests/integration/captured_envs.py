@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from bootseer.env.capture import Built, Capture, Changes
+from bootseer.env.capture.capture import Built, Capture, Changes
 from bootseer.tree.block_codec import unpack_block
-from bootseer.tree.building import BuiltTree
+from bootseer.tree.builder.building import BuiltTree
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES, decode
 from tests.support import clean_environ
 
@@ -29,10 +29,10 @@ class Captured(NamedTuple):
     packs: dict[str, bytes]
 
 
-def environ_of(folder: str | os.PathLike[str], **more: str) -> dict[str, str]:
+def environ_of(directory: str | os.PathLike[str], **more: str) -> dict[str, str]:
     """An environment whose caches and home are in a folder of the test."""
-    home = os.path.join(folder, "home")
-    tmp = os.path.join(folder, "tmp")
+    home = os.path.join(directory, "home")
+    tmp = os.path.join(directory, "tmp")
     for each in (home, tmp):
         os.makedirs(each, exist_ok=True)
     return clean_environ() | {
@@ -91,7 +91,7 @@ def paths_of(captured: Captured) -> set[str]:
     return {os.fsdecode(tree.path(entry)) for entry in range(1, len(tree)) if tree.parents[entry]}
 
 
-def restore(captured: Captured, number: int, folder: str) -> None:
+def restore(captured: Captured, number: int, directory: str) -> None:
     """Lays what was captured of a target over a folder that is as the target was before."""
     found = _Device(captured.built.tree, captured.packs)
     tree = decode(captured.built.tree.index_bytes, captured.built.tree.digest, "captured")
@@ -101,7 +101,7 @@ def restore(captured: Captured, number: int, folder: str) -> None:
     places = {}
     for entry in inside:
         path = tree.path(entry)[len(top) + 1 :]
-        place = places[entry] = os.path.join(os.fsencode(folder), path) if path else os.fsencode(folder)
+        place = places[entry] = os.path.join(os.fsencode(directory), path) if path else os.fsencode(directory)
         mode = tree.modes[entry]
         if stat.S_ISDIR(mode):
             if os.path.lexists(place) and (entry in opaque or not os.path.isdir(place) or os.path.islink(place)):

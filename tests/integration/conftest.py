@@ -13,6 +13,6 @@ from tests.integration import hdfs_cluster
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniHdfs]:
     """A real HDFS of three DataNodes. A test leaves all servers running, as it found them."""
-    folder = tmp_path_factory.mktemp("hdfs")
-    with hdfs_cluster.start(folder, block_bytes=4 << 20, permissions=True) as made:
+    directory = tmp_path_factory.mktemp("hdfs")
+    with hdfs_cluster.start(directory, block_bytes=4 << 20, permissions=True) as made:
         yield made

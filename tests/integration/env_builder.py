@@ -13,8 +13,8 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from bootseer import aio
-from bootseer.env.lease import BuilderLease, Lease, Ready, kept
-from bootseer.env.store import EnvStore, Found
+from bootseer.env.store.lease import BuilderLease, Lease, WaitResult, renewing
+from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.storage import open_store
 from bootseer.trust import Trust
 from tests.env_parts import NOW_S, build_into, document, make_snapshot
@@ -33,7 +33,7 @@ def main() -> None:
 
     store = aio.run_sync(begin())
 
-    async def find() -> Found | None:
+    async def find() -> FoundSnapshot | None:
         return await store.find(key, NOW_S)
 
     async def acquire() -> object:
@@ -41,14 +41,14 @@ def main() -> None:
         return await leases.acquire(key, find, bound_s)
 
     outcome = aio.run_sync(acquire())
-    if isinstance(outcome, Ready):
+    if isinstance(outcome, WaitResult):
         say("waited")
         return
     if not isinstance(outcome, Lease):
         say(f"neither: {outcome}")
         return
     say("building")
-    with kept(outcome):
+    with renewing(outcome):
         from pathlib import Path
 
         built = build_into(store, key, Path(files))

@@ -17,8 +17,8 @@ import threading
 import time
 from typing import Any
 
-from bootseer.mounts.flat_file import Done, FlatFile
-from bootseer.mounts.metadata_memory import MetadataMemory
+from bootseer.mounts.device.file import Done, FlatFile
+from bootseer.mounts.device.metadata_memory import MetadataMemory
 
 PAGE = 4096
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bootseer.errors import BootseerError
-from bootseer.mounts import kernel
-from bootseer.mounts.erofs_mount import mount_erofs
+from bootseer.linux import mount as kernel
+from bootseer.mounts.device.erofs_mount import mount_erofs
 from bootseer.tree.erofs import metadata
 from tests.made_trees import file, make
 from tests.support import Program, Programs, find_process, lacking, wait_until
@@ -34,16 +34,16 @@ def need_root() -> None:
         lacking("/dev/fuse is missing")
 
 
-def need_erofs(folder: Path) -> None:
+def need_erofs(directory: Path) -> None:
     """The same for EROFS from files."""
     need_root()
     made = make([])
     for name, data in (("meta", metadata(made.index, made.digest)), ("device", b"")):
-        (folder / name).write_bytes(data)
-    shown = folder / "probe"
+        (directory / name).write_bytes(data)
+    shown = directory / "probe"
     shown.mkdir()
     try:
-        mount_erofs(str(folder / "meta"), str(folder / "device"), str(shown))
+        mount_erofs(str(directory / "meta"), str(directory / "device"), str(shown))
     except BootseerError as error:
         lacking(str(error))
     kernel.unmount(str(shown))
@@ -137,13 +137,13 @@ class Stack:
         return os.fspath(path)
 
     def serve(self, *behaviour: str, **settings: Any) -> Server:
-        folder = self.folder("flat")
-        settings = {"file": str(self.data), "folder": folder, "behaviour": behaviour or ["here"], **settings}
+        directory = self.folder("flat")
+        settings = {"file": str(self.data), "folder": directory, "behaviour": behaviour or ["here"], **settings}
         program = self._programs.start("serve", json.dumps(settings), env={"PYTHONPATH": TOP})
         wait_until(lambda: "\n" in program.stdout or program.process.poll() is not None, 20, "the mount")
         assert program.process.poll() is None, program.stderr
         _, connection, child = program.stdout.split()
-        return Server(program, folder, int(connection), int(child))
+        return Server(program, directory, int(connection), int(child))
 
     def read(self, path: str, how: str = "buffered", *, seed: int = 1, most: int = 100, uid: int = 0) -> Reader:
         settings = {"path": path, "file": str(self.data), "how": how, "seed": seed, "most": most, "uid": uid}
@@ -151,12 +151,12 @@ class Stack:
 
     def mount_data(self, server: Server | None = None) -> tuple[str, str]:
         """EROFS with the data as one file, over a server's device or the file itself: its folder, and the file."""
-        folder = self.folder("erofs")
+        directory = self.folder("erofs")
         if server is not None:
-            mount_erofs(server.metadata_path, server.path, folder)
+            mount_erofs(server.metadata_path, server.path, directory)
         else:
-            mount_erofs(self.metadata(), str(self.data), folder)
-        return folder, f"{folder}/data"
+            mount_erofs(self.metadata(), str(self.data), directory)
+        return directory, f"{directory}/data"
 
     def metadata(self) -> str:
         """A file with the metadata of a tree whose device is the data."""

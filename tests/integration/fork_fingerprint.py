@@ -15,7 +15,7 @@ import time  # noqa: E402
 
 
 def main():
-    folder, modules, status = sys.argv[1:4]
+    directory, modules, status = sys.argv[1:4]
     start = {**see_interpreter(_modules), **see_process()}
     for name in modules.split(",") if modules else []:
         __import__(name)
@@ -23,12 +23,12 @@ def main():
     import json
 
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    path = os.path.join(folder, "{}-{}.json".format(os.environ["RANK"], attempt))
+    path = os.path.join(directory, "{}-{}.json".format(os.environ["RANK"], attempt))
     with open(path + ".part", "w") as file:
         json.dump(found, file, default=repr)
     os.rename(path + ".part", path)
     until_s = time.monotonic() + 60  # the first to fail would end the others
-    while len([name for name in os.listdir(folder) if name.endswith("-" + attempt + ".json")]) < int(
+    while len([name for name in os.listdir(directory) if name.endswith("-" + attempt + ".json")]) < int(
         os.environ["WORLD_SIZE"]
     ):
         if time.monotonic() > until_s:

@@ -12,16 +12,16 @@ import pytest
 
 from bootseer import aio
 from bootseer.errors import BootseerError, NotFound
-from bootseer.storage.hdfs import HdfsStore
-from bootseer.storage.ranges import RangeReader, RangeRequest
-from bootseer.storage.webhdfs_client import WebHdfsClient
+from bootseer.storage.engine.ranges import RangeReader, RangeRequest
+from bootseer.storage.hdfs.store import HdfsStore
+from bootseer.storage.hdfs.webhdfs_client import WebHdfsClient
 from bootseer.testing import minihdfs
 from tests.leaks import LeakCheck
 from tests.support import wait_until
 
 T = TypeVar("T")
 
-FOLDER = "/tests"
+DIRECTORY = "/tests"
 
 
 class Read(NamedTuple):
@@ -32,13 +32,13 @@ class Read(NamedTuple):
     error: BootseerError | None
 
 
-def start(folder: os.PathLike[str], **kind: Any) -> minihdfs.MiniHdfs:
+def start(directory: os.PathLike[str], **kind: Any) -> minihdfs.MiniHdfs:
     """A cluster, not started yet; without Java and outside CI the test is skipped."""
     in_ci = bool(os.environ.get("CI"))
     if reason := minihdfs.why_not():
         (pytest.fail if in_ci else pytest.skip)(f"no HDFS: {reason}")
     try:
-        return minihdfs.MiniHdfs(folder, **kind)
+        return minihdfs.MiniHdfs(directory, **kind)
     except BootseerError as error:
         if in_ci:
             raise
@@ -47,7 +47,7 @@ def start(folder: os.PathLike[str], **kind: Any) -> minihdfs.MiniHdfs:
 
 def store(hdfs: minihdfs.MiniHdfs, *, timeout_s: float = 30.0, **options: object) -> HdfsStore:
     options.setdefault("web", web_of(hdfs))
-    return HdfsStore.open(hdfs.url + FOLDER, timeout_s=timeout_s, options=options)
+    return HdfsStore.open(hdfs.url + DIRECTORY, timeout_s=timeout_s, options=options)
 
 
 def web_of(hdfs: minihdfs.MiniHdfs) -> str:
@@ -55,9 +55,9 @@ def web_of(hdfs: minihdfs.MiniHdfs) -> str:
     return hdfs.web_url.removeprefix("webhdfs://")
 
 
-def holder(hdfs: minihdfs.MiniHdfs, name: str) -> minihdfs.DataNode:
+def sandbox(hdfs: minihdfs.MiniHdfs, name: str) -> minihdfs.DataNode:
     """A DataNode that has the first block of a file."""
-    address = hdfs.blocks(f"{FOLDER}/{name}")[0].addresses[0]
+    address = hdfs.blocks(f"{DIRECTORY}/{name}")[0].addresses[0]
     return next(node for node in hdfs.datanodes if node.address == address)
 
 
@@ -66,8 +66,8 @@ def writing_to(hdfs: minihdfs.MiniHdfs) -> minihdfs.DataNode:
 
     def find() -> minihdfs.DataNode | None:
         for name in hidden_names(hdfs):
-            if hdfs.blocks(f"{FOLDER}/{name}"):
-                return holder(hdfs, name)
+            if hdfs.blocks(f"{DIRECTORY}/{name}"):
+                return sandbox(hdfs, name)
         return None
 
     return wait_until(find, 10.0)
@@ -77,7 +77,7 @@ def hidden_names(hdfs: minihdfs.MiniHdfs) -> list[str]:
     """Files in the making that are there, as HDFS itself lists them."""
     client = WebHdfsClient([web_of(hdfs)], user="root", timeout_s=10.0)
     try:
-        return [status.name for status in client.entries(FOLDER) if status.name.startswith(".")]
+        return [status.name for status in client.entries(DIRECTORY) if status.name.startswith(".")]
     except NotFound:
         return []
 

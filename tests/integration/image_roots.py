@@ -60,7 +60,7 @@ def tell(program: str) -> Interpreter | None:
     return Interpreter(f"{prefix}/bin/python{major}.{minor}", prefix, (major, minor))
 
 
-def make_root(folder: str, interpreter: Interpreter | None = None) -> str:
+def make_root(directory: str, interpreter: Interpreter | None = None) -> str:
     """A root with /usr/local/bin/python3, /bin/sh, /usr/bin/env and cat; returns the version, as 3.12."""
     interpreter = interpreter or find_interpreter()
     version = f"{interpreter.version[0]}.{interpreter.version[1]}"
@@ -76,34 +76,34 @@ def make_root(folder: str, interpreter: Interpreter | None = None) -> str:
         "tmp",
         "home",
     ):
-        os.makedirs(os.path.join(folder, name), exist_ok=True)
+        os.makedirs(os.path.join(directory, name), exist_ok=True)
     library = f"lib/python{version}"
-    for base, folders, files in os.walk(os.path.join(interpreter.prefix, library)):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")]
-        place = os.path.join(folder + PREFIX, os.path.relpath(base, interpreter.prefix))
+    for base, directories, files in os.walk(os.path.join(interpreter.prefix, library)):
+        directories[:] = [name for name in directories if name not in _LEFT_OUT and not name.startswith("config-")]
+        place = os.path.join(directory + PREFIX, os.path.relpath(base, interpreter.prefix))
         os.makedirs(place, exist_ok=True)
         for name in files:
             link(os.path.join(base, name), os.path.join(place, name))
-    os.makedirs(f"{folder}{PREFIX}/{library}/site-packages", exist_ok=True)
+    os.makedirs(f"{directory}{PREFIX}/{library}/site-packages", exist_ok=True)
     program = os.path.realpath(interpreter.program)
-    link(program, f"{folder}{PREFIX}/bin/python{version}")
-    os.symlink(f"python{version}", f"{folder}{PREFIX}/bin/python3")
+    link(program, f"{directory}{PREFIX}/bin/python{version}")
+    os.symlink(f"python{version}", f"{directory}{PREFIX}/bin/python3")
     programs = {
         shutil.which(name) or "": place
         for name, place in (("dash", "/bin/sh"), ("env", "/usr/bin/env"), ("cat", "/bin/cat"))
     }
     for path, place in programs.items():
-        link(os.path.realpath(path), folder + place)
-    extensions = glob.glob(f"{folder}{PREFIX}/{library}/lib-dynload/*.so")
+        link(os.path.realpath(path), directory + place)
+    extensions = glob.glob(f"{directory}{PREFIX}/{library}/lib-dynload/*.so")
     for path in libraries([program, *extensions, *programs]):
-        place = folder + path
+        place = directory + path
         os.makedirs(os.path.dirname(place), exist_ok=True)
         if not os.path.lexists(place):
             link(os.path.realpath(path), place)
-    write(f"{folder}/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nimageuser:x:4711:4711::/:/bin/sh\n")
-    write(f"{folder}/etc/group", "root:x:0:\nimagegroup:x:4711:\n")
-    write(f"{folder}/etc/os-release", "ID=made\n")
-    write(f"{folder}/opt/data/hello.txt", "from the image\n")
+    write(f"{directory}/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nimageuser:x:4711:4711::/:/bin/sh\n")
+    write(f"{directory}/etc/group", "root:x:0:\nimagegroup:x:4711:\n")
+    write(f"{directory}/etc/os-release", "ID=made\n")
+    write(f"{directory}/opt/data/hello.txt", "from the image\n")
     return version
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.mounts import kernel
+from bootseer.linux import mount as kernel
 from tests.support import lacking, wait_until
 
 

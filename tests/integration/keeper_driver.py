@@ -15,11 +15,13 @@ from bootseer import aio
 from bootseer.own_module import command_of
 
 LIMIT_S = 60.0
-Start = Callable[..., "KeeperProcess"]
+Start = Callable[..., "ServiceProcess"]
 
 
-class KeeperProcess:
-    """`python -m bootseer.checkpoint.keeper` for one checkpoint; `folder` gets its caches and temporary files."""
+class ServiceProcess:
+    """`python -m bootseer.checkpoint.service.service` for one checkpoint; `folder` gets its caches and temporary
+    files.
+    """
 
     def __init__(self, folder: Path, url: str, **start: Any) -> None:
         self.temporary = folder / "tmp"
@@ -28,7 +30,7 @@ class KeeperProcess:
         environ = {**os.environ, "TMPDIR": str(self.temporary), **caches}
         self._errors = (folder / "keeper.err").open("ab+")
         self.process = subprocess.Popen(
-            command_of("bootseer.checkpoint.keeper"),
+            command_of("bootseer.checkpoint.service.service"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environ,
         )  # fmt: skip
         self.url = url
@@ -90,25 +92,25 @@ class KeeperProcess:
         self._errors.close()
 
 
-def keepers(folder: Path) -> Iterator[Start]:
+def services(directory: Path) -> Iterator[Start]:
     """For a fixture: starts keepers; in the end they leave nothing behind."""
-    started: list[KeeperProcess] = []
+    started: list[ServiceProcess] = []
 
-    def start(url: str, **more: object) -> KeeperProcess:
-        started.append(KeeperProcess(folder, url, **more))
+    def start(url: str, **more: object) -> ServiceProcess:
+        started.append(ServiceProcess(directory, url, **more))
         return started[-1]
 
     yield start
     aio.close()
     for each in started:
         each.close()
-        assert "Traceback" not in (folder / "keeper.err").read_text()
+        assert "Traceback" not in (directory / "keeper.err").read_text()
 
     def nothing_is_left() -> bool:
         """What a keeper that was killed has made goes by its children, else by the next keeper."""
-        if started and os.listdir(folder / "tmp"):
-            KeeperProcess(folder, started[-1].url).close()
-        return not os.listdir(folder / "tmp")
+        if started and os.listdir(directory / "tmp"):
+            ServiceProcess(directory, started[-1].url).close()
+        return not os.listdir(directory / "tmp")
 
     wait_until(nothing_is_left, "no temporary files")
 

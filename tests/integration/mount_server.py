@@ -39,13 +39,13 @@ class MadeUp:
         self._latency_s, self._control = latency_s, control
         self._lock = threading.Lock()
         self._in_flight = 0
-        self.most_in_flight = 0
+        self.max_in_flight = 0
         self.asked: list[tuple[str, int, int]] = []
 
     def read_into(self, path: str, offset: int, target: memoryview) -> None:
         with self._lock:
             self._in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+            self.max_in_flight = max(self.max_in_flight, self._in_flight)
             self.asked.append((path, offset, len(target)))
         try:
             time.sleep(self._latency_s)
@@ -76,7 +76,7 @@ class OnDisk:
 
     def __init__(self, folder: str, version: str) -> None:
         self.version = version
-        self._folder = folder
+        self._directory = folder
         self.files = {}
         for above, _, names in os.walk(folder):
             for name in names:
@@ -84,17 +84,17 @@ class OnDisk:
                 self.files[os.path.relpath(full, folder)] = MountedFile(os.stat(full).st_size)
 
     def read_into(self, path: str, offset: int, target: memoryview) -> None:
-        with open(os.path.join(self._folder, path), "rb") as file:
+        with open(os.path.join(self._directory, path), "rb") as file:
             file.seek(offset)
             assert file.readinto(target) == len(target)
 
 
-class FolderSaver:
+class DirectorySaver:
     """Versions are folders with numbers: seen whole or not at all."""
 
     def __init__(self, folder: str, keep: int | None, control: str) -> None:
         self.keep = keep
-        self._folder, self._control = folder, control
+        self._directory, self._control = folder, control
         os.makedirs(folder, exist_ok=True)
 
     def save(self, files: Sequence[SavedFile], step: int | None) -> MountedFiles:
@@ -103,9 +103,9 @@ class FolderSaver:
             time.sleep(0.01)
         if os.path.exists(f"{self._control}/fail"):
             raise Unavailable("the store is gone")
-        number = len([name for name in os.listdir(self._folder) if not name.startswith(".")]) + 1
+        number = len([name for name in os.listdir(self._directory) if not name.startswith(".")]) + 1
         name = f"{number:02d}" + ("" if step is None else f"-step{step}")
-        part = os.path.join(self._folder, f".{name}")
+        part = os.path.join(self._directory, f".{name}")
         os.makedirs(part)
         for file in files:
             full = os.path.join(part, file.path)
@@ -117,7 +117,7 @@ class FolderSaver:
                 assert os.preadv(file.fd, [data], 0) == file.size
             with open(full, "wb") as target:
                 target.write(data)
-        done = os.path.join(self._folder, name)
+        done = os.path.join(self._directory, name)
         shutil.move(part, done)
         return OnDisk(done, name)
 
@@ -128,7 +128,7 @@ def main() -> None:
     files = MadeUp(settings["files"], settings["latency_s"], control)
     saver = None
     if settings["versions"]:
-        saver = FolderSaver(settings["versions"], settings["keep"], control)
+        saver = DirectorySaver(settings["versions"], settings["keep"], control)
     mount(
         files,
         settings["folder"],
@@ -138,7 +138,7 @@ def main() -> None:
         on_ready=lambda: print("ready", flush=True),
     )
     with open(f"{control}/asked", "w", encoding="utf-8") as file:
-        json.dump({"most_in_flight": files.most_in_flight, "asked": files.asked}, file)
+        json.dump({"max_in_flight": files.max_in_flight, "asked": files.asked}, file)
 
 
 if __name__ == "__main__":

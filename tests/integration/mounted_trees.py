@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.mounts import kernel
-from bootseer.mounts.tree_mount import MountedTree, TreeOptions, list_trees, mount_tree, probe_mount
+from bootseer.linux import mount as kernel
+from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, list_trees, mount_tree, probe_mount
 from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Index
 from tests.support import Program, Programs, clean_environ, is_running, lacking, wait_until
 
@@ -42,7 +42,7 @@ class Built:
     def __init__(self, source: Path) -> None:
         self.source = os.fspath(source)
         self.files: dict[str, bytes] = {}  # as in a store
-        built = build(Folder(self.source), self._put, threads=1)
+        built = build(DirectorySource(self.source), self._put, threads=1)
         self.index: Index = built.tree
         self.digest = built.digest
         self.files[f"index/{built.digest}"] = built.index_bytes
@@ -56,14 +56,14 @@ class Built:
         return self.index.pack_path(0)
 
 
-def make_files(folder: Path, seed: int = 1, count: int = FILES) -> Path:
+def make_files(directory: Path, seed: int = 1, count: int = FILES) -> Path:
     """Files that cannot be compressed, about a block long each."""
     chance = random.Random(seed)
     for number in range(count):
-        path = folder / f"{number % 7}" / f"file{number}"
+        path = directory / f"{number % 7}" / f"file{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(chance.randbytes(chance.choice((100, 5000, 131_072, 200_000, 400_000))))
-    return folder
+    return directory
 
 
 class Outcome(dict[str, Any]):
@@ -145,9 +145,9 @@ class Trees:
     def run(self, *command: str, env: dict[str, str] | None = None) -> Program:
         """A program, in a folder of its own."""
         self._others += 1
-        folder = self.top / f"program{self._others}"
-        folder.mkdir()
-        programs = Programs(os.fspath(folder))
+        directory = self.top / f"program{self._others}"
+        directory.mkdir()
+        programs = Programs(os.fspath(directory))
         self._sets.append(programs)
         return programs.start(*command, env={**self.environ, **(env or {})})
 
@@ -170,8 +170,8 @@ class Trees:
 
     def wait_gone(self, deadline_s: float = 10.0) -> None:
         """Until nothing of the mounted tree is left."""
-        folder = self.runtime / "trees" / self.built.digest
-        wait_until(lambda: not folder.exists() and not self.mounted(), deadline_s, "the end of the mount")
+        directory = self.runtime / "trees" / self.built.digest
+        wait_until(lambda: not directory.exists() and not self.mounted(), deadline_s, "the end of the mount")
 
     def close(self) -> None:
         pids = []

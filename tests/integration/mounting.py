@@ -33,16 +33,16 @@ def need_fuse() -> None:
         lacking(missing)
 
 
-def is_mounted(folder: str) -> bool:
+def is_mounted(directory: str) -> bool:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return any(line.split()[4] == folder for line in file)
+        return any(line.split()[4] == directory for line in file)
 
 
 class Mounted:
     """A mount of made-up files."""
 
     def __init__(self, folder: str, control: str, versions: str, program: Program) -> None:
-        self.folder, self.control, self.versions_folder = folder, control, versions
+        self.folder, self.control, self.versions_directory = folder, control, versions
         self.program = program
 
     def path(self, name: str) -> str:
@@ -61,11 +61,11 @@ class Mounted:
 
     def versions(self) -> list[str]:
         """Those that were made, oldest first."""
-        return sorted(name for name in os.listdir(self.versions_folder) if not name.startswith("."))
+        return sorted(name for name in os.listdir(self.versions_directory) if not name.startswith("."))
 
     def saved(self, version: str) -> dict[str, bytes]:
         """The files of a version."""
-        top = os.path.join(self.versions_folder, version)
+        top = os.path.join(self.versions_directory, version)
         found = {}
         for above, _, names in os.walk(top):
             for name in names:
@@ -96,7 +96,7 @@ def mount(tmp_path: Any) -> Iterator[Mount]:
     """`mount(files, latency_s=..., writable=..., **options)`; files: name -> size, or (size, checked_bytes)."""
     need_fuse()
     programs = Programs(os.fspath(tmp_path), (sys.executable, SERVER))
-    folders: list[str] = []
+    directories: list[str] = []
 
     def make(
         files: dict[str, Any] | None = None,
@@ -106,17 +106,17 @@ def mount(tmp_path: Any) -> Iterator[Mount]:
         keep: int | None = None,
         **options: Any,
     ) -> Mounted:
-        number = len(folders)
-        folder, control, versions = (
+        number = len(directories)
+        directory, control, versions = (
             os.path.join(tmp_path, f"{kind}{number}") for kind in ("mnt", "control", "versions")
         )
-        for path in (folder, control):
+        for path in (directory, control):
             os.makedirs(path)
-        folders.append(folder)
+        directories.append(directory)
         sizes = {name: size if isinstance(size, tuple) else (size, 0) for name, size in (files or {}).items()}
         settings = {
             "files": sizes,
-            "folder": folder,
+            "folder": directory,
             "control": control,
             "versions": versions if writable else "",
             "latency_s": latency_s,
@@ -126,15 +126,15 @@ def mount(tmp_path: Any) -> Iterator[Mount]:
         program = programs.start(json.dumps(settings), env={"PYTHONPATH": TOP})
         wait_until(lambda: "ready" in program.stdout or program.process.poll() is not None, 20, "the mount")
         assert program.process.poll() is None, program.stderr
-        return Mounted(folder, control, versions, program)
+        return Mounted(directory, control, versions, program)
 
     yield make
-    for folder in folders:
-        hang = os.path.join(folder.replace("mnt", "control"), "hang")
+    for directory in directories:
+        hang = os.path.join(directory.replace("mnt", "control"), "hang")
         if os.path.exists(hang):
             os.unlink(hang)
-        if is_mounted(folder):
-            subprocess.run(["umount", "-l", folder], check=False)
+        if is_mounted(directory):
+            subprocess.run(["umount", "-l", directory], check=False)
     programs.close()
 
 

@@ -21,9 +21,9 @@ OCI = "application/vnd.oci.image"
 Layer = Mapping[str, bytes | None]  # path -> content, None: a folder
 
 
-def make_layout(folder: Path, images: Mapping[str, Sequence[Layer]]) -> None:
+def make_layout(directory: Path, images: Mapping[str, Sequence[Layer]]) -> None:
     """One image for each architecture, in one index with the tag `v1`."""
-    blobs = folder / "blobs" / "sha256"
+    blobs = directory / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
     def put(data: bytes, media_type: str, **more: Any) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def make_layout(folder: Path, images: Mapping[str, Sequence[Layer]]) -> None:
         index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": manifests}
         top = put(json.dumps(index).encode(), f"{OCI}.index.v1+json")
     top["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
-    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [top]}))
+    (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (directory / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [top]}))
 
 
 def make_tar(layer: Layer) -> bytes:
@@ -74,16 +74,16 @@ def make_tar(layer: Layer) -> bytes:
     return buffer.getvalue()
 
 
-def skopeo(registry: RegistryServer, folder: Path, *args: str | os.PathLike[str]) -> str:
+def skopeo(registry: RegistryServer, directory: Path, *args: str | os.PathLike[str]) -> str:
     """Runs skopeo, which knows the registry's password and authority; `REGISTRY` is its place in arguments."""
     assert SKOPEO is not None
-    certs = folder / "certs"
+    certs = directory / "certs"
     certs.mkdir(exist_ok=True)
     if registry.certificates is not None:
         shutil.copy(registry.certificates.ca, certs / "ca.crt")
     environ = {
-        **os.environ, "TMPDIR": str(folder), "REGISTRY_AUTH_FILE": registry.auth_file, "HOME": str(folder),
-        "XDG_RUNTIME_DIR": str(folder),
+        **os.environ, "TMPDIR": str(directory), "REGISTRY_AUTH_FILE": registry.auth_file, "HOME": str(directory),
+        "XDG_RUNTIME_DIR": str(directory),
     }  # fmt: skip
     where = ["--cert-dir", str(certs)] if args[0] == "inspect" else []
     if args[0] == "copy":

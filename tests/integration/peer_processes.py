@@ -21,7 +21,7 @@ HONEST, LIAR = ("bootseer.peers.serve",), ("bootseer.testing.faulty_peer", "lies
 
 @contextmanager
 def peer_processes(
-    folder: Path, kinds: Mapping[str, tuple[str, ...]], origin: Origin, job: str = "job"
+    directory: Path, kinds: Mapping[str, tuple[str, ...]], origin: Origin, job: str = "job"
 ) -> Iterator[dict[str, str]]:
     """Each node of `kinds` serves by such a module, and all know of each other; paths of their files."""
     ports = {name: find_free_port() for name in kinds}
@@ -30,7 +30,7 @@ def peer_processes(
     files = {}
     with ExitStack() as stack:
         for name, words in kinds.items():
-            file = folder / f"{job}-{name}.json"
+            file = directory / f"{job}-{name}.json"
             write_peers(str(file), JobPeers(job=job, own=name, key=key, nodes=nodes, origins=[origin]))
             files[name] = str(file)
             stack.enter_context(_serving(file, ports[name], words))
@@ -51,7 +51,7 @@ def _serving(file: Path, port: int, words: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def held_until_met(server: FaultyHttpServer, folder: Path, nodes: int) -> Iterator[None]:
+def held_until_met(server: FaultyHttpServer, directory: Path, nodes: int) -> Iterator[None]:
     """What `server` holds back goes out when all nodes of the job that begins know of each other.
 
     Args: folder: the job's TMPDIR, where the private file of each node is.
@@ -59,7 +59,7 @@ def held_until_met(server: FaultyHttpServer, folder: Path, nodes: int) -> Iterat
     is_over = threading.Event()
 
     def have_met() -> bool:
-        found = [read_peers(str(path)) for path in folder.glob("bootseer-peers-*/peers.json")]
+        found = [read_peers(str(path)) for path in directory.glob("bootseer-peers-*/peers.json")]
         return sum(each is not None and len(each.nodes) == nodes for each in found) == nodes
 
     def look() -> None:

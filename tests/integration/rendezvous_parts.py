@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from launcher.job import Job, JobRules
-from launcher.loop import Loop
+from launcher.base.loop import Loop
+from launcher.coordinator.job import Job, JobRules
+from launcher.coordinator.run_events import RunEvents
 from launcher.rendezvous.coordinator import Coordinator, Limits
 from launcher.rendezvous.endpoint import try_to_host
 from launcher.rendezvous.host import JobHost
@@ -35,7 +36,6 @@ from launcher.rendezvous.messages import (
     World,
 )
 from launcher.rendezvous.resolve import Address
-from launcher.run_events import RunEvents
 
 SECRET = b"the secret of the tests"
 DEADLINE_S = 20.0

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 from bootseer import aio
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.writer import Geometry, write_version
-from bootseer.storage.local import LocalStore
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.writing.writer import Geometry, write_version
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
 
 
@@ -16,7 +16,7 @@ class ServedCheckpoint:
     """Its newest version is `data`, under the name model.bin; `url` is of all versions."""
 
     def __init__(self, folder: Path, size: int, geometry: Geometry | None = None) -> None:
-        self._folder, self._size, self._geometry = folder, size, geometry
+        self._directory, self._size, self._geometry = folder, size, geometry
         folder.mkdir()
         self.server = FaultyHttpServer({})
         self.url = f"{self.server.url}/ckpt"
@@ -26,13 +26,13 @@ class ServedCheckpoint:
     def write(self, seed: int) -> None:
         """Another version."""
         self.data = random.Random(seed).randbytes(self._size)
-        store = LocalStore(str(self._folder))
+        store = LocalStore(str(self._directory))
         files = [("model.bin", MemoryInput([self.data]))]
         aio.run_sync(write_version(store, "ckpt", files, geometry=self._geometry))
         aio.close()
-        for path in self._folder.rglob("*"):
+        for path in self._directory.rglob("*"):
             if path.is_file():
-                self.server.files[path.relative_to(self._folder).as_posix()] = memoryview(path.read_bytes())
+                self.server.files[path.relative_to(self._directory).as_posix()] = memoryview(path.read_bytes())
 
     @property
     def sent_bytes(self) -> int:

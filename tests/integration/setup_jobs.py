@@ -96,7 +96,7 @@ class Machine:
         return sorted(self.store.glob("keys/*/env-*.json"))
 
 
-def keepers_end(deadline_s: float = 60.0) -> None:
+def services_end(deadline_s: float = 60.0) -> None:
     """Until nothing that a job left to be finished runs any more."""
 
     def is_over() -> bool:

@@ -10,9 +10,9 @@ import os
 import sys
 import time
 
-from launcher.loop import Loop
-from launcher.ranks.console import Console
-from launcher.ranks.tail import Tailer
+from launcher.base.loop import Loop
+from launcher.ranks.output.console import Console
+from launcher.ranks.output.tail import Tailer
 
 
 def peak_rss_bytes() -> int:

@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint import arena_client
-from bootseer.checkpoint.arena_client import ArenaSource, connect
-from bootseer.checkpoint.inputs import MemoryInput, Stream
+from bootseer.checkpoint.io.inputs import MemoryInput, Stream
+from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
-from bootseer.checkpoint.saved_units import VARIABLE, SavedUnits
-from bootseer.checkpoint.source import Request, Source
-from bootseer.checkpoint.versions import Pinned
-from bootseer.checkpoint.writer import Geometry, write_version
-from bootseer.storage.local import LocalStore
-from tests.integration.keeper_driver import KeeperProcess, arena_descriptors, wait_until
-from tests.unit.checkpoint.made_files import dcp_metadata
+from bootseer.checkpoint.service import arena_client
+from bootseer.checkpoint.service.arena_client import ArenaSource, connect
+from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.writing.saved_units import VARIABLE, SavedUnits
+from bootseer.checkpoint.writing.writer import Geometry, write_version
+from bootseer.storage.local.store import LocalStore
+from tests.integration.keeper_driver import ServiceProcess, arena_descriptors, wait_until
+from tests.unit.bootseer.checkpoint.made_files import dcp_metadata
 
 MIB = 1 << 20
 DATA = random.Random(2).randbytes(20 * MIB)
@@ -38,19 +38,19 @@ class Node:
     """Keepers of one test and the ranks that attach to them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._keepers: list[KeeperProcess] = []
+        self._directory = folder
+        self._services: list[ServiceProcess] = []
         self._sources: list[Source] = []
 
-    def start(self, url: str | Path, **start: object) -> KeeperProcess:
-        keeper = KeeperProcess(self._folder, str(url))
-        self._keepers.append(keeper)
+    def start(self, url: str | Path, **start: object) -> ServiceProcess:
+        service = ServiceProcess(self._directory, str(url))
+        self._services.append(service)
         if start:
             order = {"memory_bytes": None, "arena_bytes": 0, "keep": False, "local_world_size": 2, **start}
-            keeper.order("start", url=str(url), **order)
-            keeper.hear("listening")
-            keeper.hear("listening")  # the driver has sent one as well
-        return keeper
+            service.order("start", url=str(url), **order)
+            service.hear("listening")
+            service.hear("listening")  # the driver has sent one as well
+        return service
 
     def attach(self, answer: dict[str, str], fallback: Callable[[], Source] | None = None) -> ArenaSource:
         source = connect(answer["address"], answer["digest"], fallback)
@@ -62,8 +62,8 @@ class Node:
         for source in self._sources:
             source.close()
         aio.close()
-        for keeper in self._keepers:
-            keeper.close()
+        for service in self._services:
+            service.close()
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
+    directory = tmp_path / "ckpt"
+    directory.mkdir()
     for name, data in SHARDS.items():
-        (folder / name).write_bytes(data)
-    return folder
+        (directory / name).write_bytes(data)
+    return directory
 
 
 def read(source: Source, path: str, start: int = 0, end: int | None = None) -> bytes:
@@ -90,12 +90,12 @@ def read(source: Source, path: str, start: int = 0, end: int | None = None) -> b
     return bytes(target)
 
 
-def statistics(keeper: KeeperProcess) -> dict[str, int]:
-    keeper.order("statistics")
-    return keeper.hear("statistics")
+def statistics(service: ServiceProcess) -> dict[str, int]:
+    service.order("statistics")
+    return service.hear("statistics")
 
 
-def save(folder: Path, data: bytes, stripes: int = 1) -> Pinned:
+def save(directory: Path, data: bytes, stripes: int = 1) -> Pinned:
     """As a rank does that was started with the variable."""
     half = len(data) // 2
 
@@ -104,15 +104,15 @@ def save(folder: Path, data: bytes, stripes: int = 1) -> Pinned:
             yield data[start : start + 10_000]
 
     sources = [("a", MemoryInput([data[:half]])), ("b", Stream(chunks()))]
-    store = LocalStore(str(folder))
+    store = LocalStore(str(directory))
     return aio.run_sync(write_version(store, "ckpt", sources, geometry=Geometry(64 << 10, stripes)))
 
 
-def ruin(folder: Path, pinned: Pinned) -> None:
+def ruin(directory: Path, pinned: Pinned) -> None:
     """Whoever reads the stripes now gets zeros."""
     for file in pinned.files:
         for stripe in file.stripes:
-            path = folder / stripe
+            path = directory / stripe
             path.write_bytes(bytes(path.stat().st_size))
 
 
@@ -120,25 +120,25 @@ def ruin(folder: Path, pinned: Pinned) -> None:
 
 
 def test_only_what_ranks_ask_for_is_fetched_and_the_next_load_knows_it(node: Node, shards: Path) -> None:
-    keeper = node.start(shards)
-    answer = keeper.load(nnodes=3, group_rank=1)
-    assert statistics(keeper)["ready_units"] <= 1  # the metadata
+    service = node.start(shards)
+    answer = service.load(nnodes=3, group_rank=1)
+    assert statistics(service)["ready_units"] <= 1  # the metadata
     source = node.attach(answer)
     assert read(source, "__1_0.distcp", 5 * MIB, 9 * MIB) == SHARDS["__1_0.distcp"][5 * MIB : 9 * MIB]
     assert read(source, ".metadata") == SHARDS[".metadata"]
-    assert statistics(keeper)["ready_units"] == 1 + 4
+    assert statistics(service)["ready_units"] == 1 + 4
     source.close()
-    keeper.order("release")
-    assert statistics(keeper)["arena_bytes"] == 0
-    again = keeper.load(nnodes=3, group_rank=1)
-    wait_until(lambda: statistics(keeper)["ready_units"] == 1 + 4, "what was read is read ahead")
+    service.order("release")
+    assert statistics(service)["arena_bytes"] == 0
+    again = service.load(nnodes=3, group_rank=1)
+    wait_until(lambda: statistics(service)["ready_units"] == 1 + 4, "what was read is read ahead")
     assert read(node.attach(again), "__1_0.distcp", 5 * MIB, 9 * MIB) == SHARDS["__1_0.distcp"][5 * MIB : 9 * MIB]
-    assert statistics(keeper)["ready_units"] == 1 + 4
+    assert statistics(service)["ready_units"] == 1 + 4
 
 
 def test_what_does_not_fit_is_read_from_the_store(node: Node, shards: Path) -> None:
-    keeper = node.start(shards, memory_bytes=8 * MIB)
-    answer = keeper.load(nnodes=3)
+    service = node.start(shards, memory_bytes=8 * MIB)
+    answer = service.load(nnodes=3)
     assert answer["did"] == "ready"
     opened: list[Source] = []
 
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_read_from_the_store(node: Node, shards: Path) -> N
     for path, data in SHARDS.items():
         assert read(source, path) == data
     assert opened
-    assert statistics(keeper)["taken_bytes"] <= 8 * MIB
+    assert statistics(service)["taken_bytes"] <= 8 * MIB
 
 
 def test_many_threads_of_a_rank_read_at_once(node: Node, shards: Path) -> None:
@@ -176,11 +176,11 @@ def test_many_threads_of_a_rank_read_at_once(node: Node, shards: Path) -> None:
 
 
 def test_when_all_ranks_have_their_part_the_memory_is_given_up(node: Node, shards: Path) -> None:
-    keeper = node.start(shards, local_world_size=2, quiet_s=0.0)
-    answer = keeper.load(nnodes=3)
+    service = node.start(shards, local_world_size=2, quiet_s=0.0)
+    answer = service.load(nnodes=3)
     script = (
-        "import sys; from bootseer.checkpoint.arena_client import connect\n"
-        "from bootseer.checkpoint.source import Request\n"
+        "import sys; from bootseer.checkpoint.service.arena_client import connect\n"
+        "from bootseer.checkpoint.io.source import Request\n"
         "s = connect(sys.argv[1], sys.argv[2]); s.read([Request('.metadata', 0, memoryview(bytearray(9)))])\n"
         "if sys.argv[3]: s.close()"
     )
@@ -191,22 +191,22 @@ def test_when_all_ranks_have_their_part_the_memory_is_given_up(node: Node, shard
 
     run("0", "yes")
     run("1", "")  # dies before it has all
-    assert statistics(keeper)["arena_bytes"] > 0
+    assert statistics(service)["arena_bytes"] > 0
     run("1", "yes")
-    wait_until(lambda: statistics(keeper)["arena_bytes"] == 0, "released")
+    wait_until(lambda: statistics(service)["arena_bytes"] == 0, "released")
 
 
 def test_thousands_of_files_and_few_descriptors(node: Node, tmp_path: Path) -> None:
-    folder = tmp_path / "many"
-    folder.mkdir()
+    directory = tmp_path / "many"
+    directory.mkdir()
     for number in range(1500):
-        (folder / f"layer-{number:05d}-with-a-name-of-some-length.bin").write_bytes(b"%d" % number * 10)
-    answer = node.start(folder).load()
+        (directory / f"layer-{number:05d}-with-a-name-of-some-length.bin").write_bytes(b"%d" % number * 10)
+    answer = node.start(directory).load()
     assert answer["did"] == "ready"
     assert (Path(answer["path"]) / "layer-01499-with-a-name-of-some-length.bin").read_bytes() == b"1499" * 10
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from bootseer.checkpoint.arena_client import connect; s = connect(sys.argv[1], sys.argv[2])\n"
+        "from bootseer.checkpoint.service.arena_client import connect; s = connect(sys.argv[1], sys.argv[2])\n"
         "views = [s.map(f'layer-{n:05d}-with-a-name-of-some-length.bin', 0, 4) for n in range(40)]\n"
         "print(bytes(views[7]))"
     )
@@ -229,15 +229,15 @@ def test_what_a_rank_does_to_its_tensors_it_does_not_read_again(node: Node, tmp_
     assert bytes(first) == bytes(100_000)
 
 
-def test_a_view_outlives_source_and_keeper_and_then_its_memory_goes(node: Node, tmp_path: Path) -> None:
+def test_a_view_outlives_source_and_service_and_then_its_memory_goes(node: Node, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA)
-    keeper = node.start(tmp_path / "model.bin")
-    source = node.attach(keeper.load())
+    service = node.start(tmp_path / "model.bin")
+    source = node.attach(service.load())
     view = source.map("model.bin", 0, len(DATA))
     assert view is not None
     part = view[MIB : 2 * MIB]
     source.close()
-    keeper.close()
+    service.close()
     del view
     assert bytes(part) == DATA[MIB : 2 * MIB]
     assert "bootseer-arena" in Path("/proc/self/maps").read_text()
@@ -247,14 +247,14 @@ def test_a_view_outlives_source_and_keeper_and_then_its_memory_goes(node: Node, 
 
 def test_memory_that_a_rank_lets_go_of_is_given_back(node: Node, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA)
-    keeper = node.start(tmp_path / "model.bin")
+    service = node.start(tmp_path / "model.bin")
     opened: list[Source] = []
 
     def fallback() -> Source:
         opened.append(open_source(tmp_path / "model.bin").source)
         return opened[-1]
 
-    source = node.attach(keeper.load(), fallback)
+    source = node.attach(service.load(), fallback)
     assert read(source, "model.bin", 0, 100) == DATA[:100]
     with source._opened(0) as fd:  # another thread is at it
         source.let_go()
@@ -269,7 +269,7 @@ def test_memory_that_a_rank_lets_go_of_is_given_back(node: Node, tmp_path: Path)
 def test_a_forked_child_asks_for_itself(node: Node, shards: Path) -> None:
     answer = node.start(shards).load(nnodes=3)
     script = (
-        "import os, sys; from bootseer.checkpoint.arena_client import connect\n"
+        "import os, sys; from bootseer.checkpoint.service.arena_client import connect\n"
         "s = connect(sys.argv[1], sys.argv[2]); s.map('__0_0.distcp', 0, 10)\n"
         "pid = os.fork()\n"
         "name = '__1_0.distcp' if pid else '__2_0.distcp'\n"
@@ -287,58 +287,59 @@ def test_a_restart_from_the_newest_save_reads_nothing(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, DATA[:MIB])
-    keeper = node.start(tmp_path / "ckpt", arena_bytes=4 * MIB)
-    old = node.attach(keeper.load())
+    service = node.start(tmp_path / "ckpt", arena_bytes=4 * MIB)
+    old = node.attach(service.load())
     view = old.map("a", 0, MIB // 2)
-    monkeypatch.setenv(VARIABLE, saves(keeper))
+    monkeypatch.setenv(VARIABLE, saves(service))
     pinned = save(tmp_path, DATA[MIB : 3 * MIB], stripes=2)
     ruin(tmp_path, pinned)
-    assert statistics(keeper)["saved_bytes"] == 2 * MIB
-    answer = keeper.load()
+    assert statistics(service)["saved_bytes"] == 2 * MIB
+    answer = service.load()
     assert answer["did"] == "ready" and answer["version"] == pinned.version
     source = node.attach(answer)
     assert read(source, "a") + read(source, "b") == DATA[MIB : 3 * MIB]
     assert (Path(answer["path"]) / "b").read_bytes() == DATA[2 * MIB : 3 * MIB]
     assert view is not None and bytes(view) == DATA[: MIB // 2]
     source.map("a", 0, MIB)[:] = bytes(MIB)  # type: ignore[index]
-    keeper.order("release")
-    wait_until(lambda: statistics(keeper)["arena_bytes"] == 0, "it is given back once its files are elsewhere")
-    again = node.attach(keeper.load())  # the memory is the saves': it is there for the next failure
+    service.order("release")
+    wait_until(lambda: statistics(service)["arena_bytes"] == 0, "it is given back once its files are elsewhere")
+    again = node.attach(service.load())  # the memory is the saves': it is there for the next failure
     assert read(again, "a") + read(again, "b") == DATA[MIB : 3 * MIB]
 
 
-def saves(keeper: KeeperProcess) -> str:
-    found = [each["saves"] for each in keeper.heard if each["did"] == "listening"]
+def saves(service: ServiceProcess) -> str:
+    found = [each["saves"] for each in service.heard if each["did"] == "listening"]
     assert found[-1]
     return str(found[-1])
 
 
-def test_what_a_saver_left_is_not_believed(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = node.start(tmp_path / "ckpt", arena_bytes=4 * MIB)
+def test_what_a_saver_left_is_not_trusted(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not eager: a slow look ahead would find the saved version and take what has been left so far.
+    service = node.start(tmp_path / "ckpt", arena_bytes=4 * MIB, is_eager=False)
     pinned = save(tmp_path, DATA[:MIB])
-    left = SavedUnits(saves(keeper), pinned.version)
+    left = SavedUnits(saves(service), pinned.version)
     assert left.leave("a", 64 << 10, 0, memoryview(bytes(64 << 10)))  # not what was written
     assert left.leave("a", 64 << 10, 1, memoryview(DATA)[64 << 10 : 128 << 10])
     assert left.leave("no such file", 4096, 0, memoryview(b"x"))
     left.close()
-    source = node.attach(keeper.load())
+    source = node.attach(service.load())
     assert read(source, "a") + read(source, "b") == DATA[:MIB]
 
 
 def test_the_oldest_save_makes_room_for_the_newest(node: Node, tmp_path: Path) -> None:
-    keeper = node.start(tmp_path / "ckpt", arena_bytes=MIB)
+    service = node.start(tmp_path / "ckpt", arena_bytes=MIB)
     (tmp_path / "ckpt").mkdir()
     unit = memoryview(DATA)[: 512 << 10]
     for number in range(5):
-        left = SavedUnits(saves(keeper), f"{number:020d}-000000000000")
+        left = SavedUnits(saves(service), f"{number:020d}-000000000000")
         assert [left.leave("a", len(unit), at, unit) for at in range(3)] == [True, True, False]
-        assert statistics(keeper)["saved_bytes"] == MIB
-    older = SavedUnits(saves(keeper), f"{1:020d}-000000000000")
+        assert statistics(service)["saved_bytes"] == MIB
+    older = SavedUnits(saves(service), f"{1:020d}-000000000000")
     assert not older.leave("a", len(unit), 0, unit)
 
 
 def test_a_saver_that_lies_only_loses_its_connection(node: Node, tmp_path: Path) -> None:
-    keeper = node.start(tmp_path / "ckpt", arena_bytes=MIB)
+    service = node.start(tmp_path / "ckpt", arena_bytes=MIB)
     (tmp_path / "ckpt").mkdir()
     order = '{"version": "%s", "path": "%s", "unit_bytes": 4096, "unit": %d, "length": %d}\n'
     version = f"{1:020d}-000000000000"
@@ -347,39 +348,39 @@ def test_a_saver_that_lies_only_loses_its_connection(node: Node, tmp_path: Path)
                  order % (version, "a", 1 << 60, 1), order % (version, "a", 0, 4000)):  # fmt: skip
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
-            connection.connect(saves(keeper))
+            connection.connect(saves(service))
             buffer = os.memfd_create("buffer")
             os.write(buffer, b"x" * 100)
             socket.send_fds(connection, [b"\n"], [buffer])
             os.close(buffer)
             connection.sendall(line.encode())
             assert connection.recv(1) == b"", line
-    assert statistics(keeper)["saved_bytes"] == 0
+    assert statistics(service)["saved_bytes"] == 0
 
 
-def test_a_save_does_not_need_the_keeper(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_does_not_need_the_service(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nobody"))
     save(tmp_path, DATA[:MIB])
-    keeper = node.start(tmp_path / "ckpt")
-    source = node.attach(keeper.load())
+    service = node.start(tmp_path / "ckpt")
+    source = node.attach(service.load())
     assert read(source, "a") + read(source, "b") == DATA[:MIB]
 
 
 # ---- bad luck ------------------------------------------------------------------------------------------------
 
 
-def test_a_keeper_that_says_nothing_is_left(node: Node, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_says_nothing_is_left(node: Node, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_client, "SILENCE_LIMIT_S", 0.3)
-    keeper = node.start(shards)
-    source = node.attach(keeper.load(nnodes=3), lambda: open_source(shards).source)
-    keeper.process.send_signal(signal.SIGSTOP)
+    service = node.start(shards)
+    source = node.attach(service.load(nnodes=3), lambda: open_source(shards).source)
+    service.process.send_signal(signal.SIGSTOP)
     try:
         assert read(source, "__0_0.distcp") == SHARDS["__0_0.distcp"]
     finally:
-        keeper.process.send_signal(signal.SIGCONT)
+        service.process.send_signal(signal.SIGCONT)
 
 
-def test_what_a_killed_keeper_left_goes_with_the_next(node: Node, tmp_path: Path) -> None:
+def test_what_a_killed_service_left_goes_with_the_next(node: Node, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA[:5000])
     other = node.start(tmp_path / "model.bin")
     answer = other.load()

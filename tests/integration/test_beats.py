@@ -33,7 +33,7 @@ elif sys.argv[1] == "wait":
 """
 
 
-def beats_of(logs: Path) -> list[list[Event]]:
+def heartbeats_of(logs: Path) -> list[list[Event]]:
     """Of each rank."""
     found = [list(read_events(str(path))) for path in sorted(logs.glob("**/rank-*.jsonl"))]
     return [
@@ -49,7 +49,7 @@ def test_the_last_ones_are_there_however_a_rank_ends(
     ranks = 1 if end else 2  # one that dies has the others ended wherever they are
     run = bootrun("--standalone", "--nproc-per-node", ranks, "--log-dir", logs, script(MANY), end)
     assert (run.status == 0) is not bool(end), run.stderr
-    found = beats_of(logs)
+    found = heartbeats_of(logs)
     assert len(found) == ranks
     for rank, events in enumerate(found):
         assert [event.value for event in events] == [*range(16), 100, 101]
@@ -67,7 +67,7 @@ def test_they_come_while_the_ranks_run(bootrun: support.Programs, script: Script
     job = bootrun.start("--standalone", "--log-dir", logs, script(MANY), "wait", end)
 
     def have_come() -> bool:
-        return [events[-1].value for events in beats_of(logs) if events] == [101]
+        return [events[-1].value for events in heartbeats_of(logs) if events] == [101]
 
     support.wait_until(have_come, 30, "the last heartbeats")
     support.wait_until(lambda: "'heartbeat step=100 loss=inf'" in job.stderr, 30, "a rule that reads them")

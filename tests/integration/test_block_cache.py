@@ -274,7 +274,7 @@ def test_a_disk_without_any_room_is_no_error(disk: Disk) -> None:
     found, served = read_all(root, turns=2)
     assert (found["present"], served) == (0, SMALL.index.stored_bytes)
     assert len(said) == 1
-    assert "not kept" in said[0]
+    assert "not cached" in said[0]
 
 
 @pytest.mark.system

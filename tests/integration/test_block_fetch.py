@@ -19,7 +19,7 @@ from bootseer.blocks import BlockFetcher, BlockSource, Prefetcher
 from bootseer.blocks.device import open_device
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
 from bootseer.storage import open_store
-from bootseer.storage.ranges import TRIES
+from bootseer.storage.engine.ranges import TRIES
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 
@@ -39,10 +39,10 @@ def server() -> Iterator[FaultyHttpServer]:
 
 @asynccontextmanager
 async def fetching(
-    folder: Path, *servers: FaultyHttpServer, timeout_s: float = 0.5, deadline_s: float = DEADLINE_S
+    directory: Path, *servers: FaultyHttpServer, timeout_s: float = 0.5, deadline_s: float = DEADLINE_S
 ) -> AsyncIterator[BlockFetcher]:
     stores = [open_store(server.url, timeout_s=timeout_s) for server in servers]
-    with open_root(folder).open_tree(TREE.digest, TREE.count) as cache:
+    with open_root(directory).open_tree(TREE.digest, TREE.count) as cache:
         fetcher = BlockFetcher(TREE.index, cache, stores, deadline_s=deadline_s)
         try:
             yield fetcher
@@ -138,7 +138,7 @@ def test_a_server_that_lies_is_found_out_by_the_digest(server: FaultyHttpServer,
 
     async def main() -> None:
         async with fetching(tmp_path, server, deadline_s=SHORT_S) as fetcher:
-            with pytest.raises(IntegrityError, match=r"block 7, bytes \d+ to \d+, has not the digest"):
+            with pytest.raises(IntegrityError, match=r"block 7, bytes \d+ to \d+, does not match its digest"):
                 await fetcher.read_now([7])
             assert fetcher.cache.missing([7]) == [7]
 
@@ -264,7 +264,7 @@ def test_all_at_once(server: FaultyHttpServer, tmp_path: Path, seed: int) -> Non
 
             async with open_device(fetcher, log=print) as device, asyncio.TaskGroup() as group:
                 group.create_task(Prefetcher(fetcher, chance.sample(ALL, 20), is_whole=True).run())
-                group.create_task(aio.run_apart(unpack, timeout_s=60.0))
+                group.create_task(aio.run_abandonable(unpack, timeout_s=60.0))
                 for _ in range(6):
                     group.create_task(read(device, 40))
             assert fetcher.cache.missing(ALL) == []

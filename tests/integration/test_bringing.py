@@ -16,12 +16,13 @@ TOP = Path(__file__).parents[2]
 # A bringer that does what `fake` does; `order` gives it one. Prints what its daemon knows in the end.
 PROGRAM = """
 import asyncio, json, os, signal, sys, time
-from bootseer.mounts import bringing, tree_bringer
-from bootseer.mounts.tree_bringer import Brought, Order
-from bootseer.mounts.tree_settings import Settings
+from bootseer.mounts.tree_daemon import prefetch as bringing
+from bootseer.mounts.tree_daemon import prefetch_worker as tree_bringer
+from bootseer.mounts.tree_daemon.prefetch_worker import PrefetchFigures, PrefetchOrder
+from bootseer.mounts.tree_daemon.settings import Settings
 
 def told(connection, phase):
-    tree_bringer._tell(connection, Brought(prefetch={"phase": phase}, blocks={"requests": 7.0}))
+    tree_bringer._send(connection, PrefetchFigures(prefetch={"phase": phase}, blocks={"requests": 7.0}))
 
 def fake(connection):
     tree_bringer._receive(connection)
@@ -41,18 +42,18 @@ def fake(connection):
 go_read, go_write = os.pipe()
 said_read, said_write = os.pipe()
 os.set_inheritable(go_read, True)
-bringing.tree_bringer.main = fake
-from bootseer.mounts import forked
+bringing.tree_worker.main = fake
+from bootseer.mounts.tree_daemon import forked
 forked.close_others = lambda keep: None
-bringing.begin_spare()
+bringing.fork_spare_worker()
 pid = bringing._waiting[0].pid
 lines = []
 
 async def run():
-    bringer = bringing.Bringer(lines.append)
-    order = Order(settings=Settings(url="/nowhere"), digest="0" * 64, hot=[], index=b"x")
+    bringer = bringing.PrefetchWorker(lines.append)
+    order = PrefetchOrder(settings=Settings(url="/nowhere"), digest="0" * 64, hot=[], index=b"x")
     task = asyncio.create_task(bringer.run(order))
-    while not bringer.brought.prefetch and not task.done():
+    while not bringer.fetched.prefetch and not task.done():
         await asyncio.sleep(0.001)
     if sys.argv[1] == "shown before it has ended":
         os.write(go_write, b"+")
@@ -64,7 +65,7 @@ async def run():
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         bringer.note_shown()
     await task
-    print(json.dumps([bringer.brought.prefetch, lines]))
+    print(json.dumps([bringer.fetched.prefetch, lines]))
 
 asyncio.run(run())
 """
@@ -86,13 +87,13 @@ def test_one_that_has_done_all_has_not_failed(how: str) -> None:
     assert run(how)[0] == [{"phase": "done"}, []]
 
 
-def test_how_it_was_ended_is_told() -> None:
-    (brought, lines), _ = run("killed")
-    assert brought in ({"phase": "hot"}, {})
-    assert len(lines) == 1 and lines[0].endswith(f"it ended with status {-signal.SIGKILL}")
+def test_how_it_was_ended_is_reported() -> None:
+    (fetched, lines), _ = run("killed")
+    assert fetched in ({"phase": "hot"}, {})
+    assert len(lines) == 1 and f"it ended with status {-signal.SIGKILL}; " in lines[0]
 
 
 def test_a_bug_in_it_leaves_a_trace() -> None:
     (_, lines), errors = run("raises")
-    assert len(lines) == 1 and lines[0].endswith("it ended with status 1")
+    assert len(lines) == 1 and "it ended with status 1; " in lines[0]
     assert "LookupError: a bug in it" in errors

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.testing.trees import MemoryPacks, Seen, listing, make_tree, snapshot, write_layout, write_tree
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
-from bootseer.tree.from_layers import Layers
-from bootseer.tree.oci_layout import LayoutImage
+from bootseer.testing.trees import FileFacts, MemoryPacks, listing, make_tree, snapshot, write_layout, write_tree
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
+from bootseer.tree.builder.from_layers import LayersSource
+from bootseer.tree.builder.oci_layout import LayoutImage
 from tests.support import lacking
 
 pytestmark = pytest.mark.system
@@ -35,10 +35,10 @@ def need(*programs: str) -> None:
         lacking(f"missing: {', '.join(missing)}")
 
 
-def tree_of(folder: Path, **options: object) -> dict[bytes, Seen]:
+def tree_of(directory: Path, **options: object) -> dict[bytes, FileFacts]:
     """What is built from a layout."""
     packs = MemoryPacks()
-    tree = build(Layers(LayoutImage(os.fspath(folder), platform="linux/amd64")), packs.put, **options)  # type: ignore[arg-type]
+    tree = build(LayersSource(LayoutImage(os.fspath(directory), platform="linux/amd64")), packs.put, **options)  # type: ignore[arg-type]
     packs.index = tree.tree
     return listing(tree.tree, packs)
 
@@ -81,8 +81,8 @@ def make_layer(chance: random.Random, form: int) -> bytes:
             name, roll = "/".join(parts), chance.random()
             is_full = any(each.startswith(f"{name}/") for each in kinds)
             if roll < 0.2:
-                folder = f"{above[-1]}/" if above else ""
-                add(f"{folder}.wh.{parts[-1]}", tarfile.REGTYPE)
+                directory = f"{above[-1]}/" if above else ""
+                add(f"{directory}.wh.{parts[-1]}", tarfile.REGTYPE)
             elif roll < 0.25 and above:
                 add(f"{above[-1]}/.wh..wh..opq", tarfile.REGTYPE)
             elif roll < 0.5:
@@ -111,12 +111,12 @@ class Overlay:
     """The oracle: each layer unpacked by itself, with overlayfs's own marks for what it hides."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._directory = folder
         self._layers: list[Path] = []
         self._add_empty()
 
     def _add_empty(self) -> Path:
-        layer = self._folder / f"l{len(self._layers)}"
+        layer = self._directory / f"l{len(self._layers)}"
         layer.mkdir()
         self._layers.append(layer)
         return layer
@@ -143,19 +143,19 @@ class Overlay:
             members = [(member.name.removeprefix("./").rstrip("/."), member.isdir()) for member in tar]
         names = {name for name, _ in members}
         named = {name for name, is_folder in members if is_folder}
-        for above, folders, files in os.walk(layer, topdown=False):
-            self._mark(above, folders, files)
+        for above, directories, files in os.walk(layer, topdown=False):
+            self._mark(above, directories, files)
             path = os.path.relpath(above, layer) if above != os.fspath(layer) else ""
             if path not in named:  # nobody said what it is like
                 seen = before.get(os.fsencode(path))
                 if seen is None or not stat.S_ISDIR(seen.mode) or hides(names, path):
-                    seen = Seen(0o40755, 0, 0, 0, 0, "", b"", (0, 0), (), b"")
+                    seen = FileFacts(0o40755, 0, 0, 0, 0, "", b"", (0, 0), (), b"")
                 os.chown(above, seen.uid, seen.gid)
                 os.chmod(above, stat.S_IMODE(seen.mode))
                 os.utime(above, ns=(seen.mtime_ns, seen.mtime_ns))
 
     @staticmethod
-    def _mark(above: str, folders: list[str], names: list[str]) -> None:
+    def _mark(above: str, directories: list[str], names: list[str]) -> None:
         found = os.stat(above)
         for name in names:
             if name == ".wh..wh..opq":
@@ -164,17 +164,17 @@ class Overlay:
                 hidden = os.path.join(above, name[4:])
                 if not os.path.lexists(hidden):
                     os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0))
-                elif name[4:] in folders:
+                elif name[4:] in directories:
                     os.setxattr(hidden, "trusted.overlay.opaque", b"y")
             else:
                 continue
             os.unlink(os.path.join(above, name))
         os.utime(above, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
-    def snapshot(self) -> dict[bytes, Seen]:
+    def snapshot(self) -> dict[bytes, FileFacts]:
         if len(self._layers) < 2:
             return snapshot(os.fspath(self._layers[0]))
-        shown = self._folder / "shown"
+        shown = self._directory / "shown"
         shown.mkdir(exist_ok=True)
         lower = ":".join(os.fspath(layer) for layer in reversed(self._layers))
         subprocess.run(["mount", "-t", "overlay", "none", "-o", f"ro,lowerdir={lower}", shown], check=True)
@@ -204,15 +204,15 @@ def test_layers_are_what_overlayfs_shows(tmp_path, seed: int) -> None:
         archives.append(make_layer(chance, chance.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))))
         overlay.add(archives[-1])
     expected = overlay.snapshot()
-    folder = tmp_path / "image"
-    write_layout(os.fspath(folder), archives, packer=chance.choice(("gzip", "zstd", "none")))
-    found = tree_of(folder)
+    directory = tmp_path / "image"
+    write_layout(os.fspath(directory), archives, packer=chance.choice(("gzip", "zstd", "none")))
+    found = tree_of(directory)
     if b"" in found and not any(b"./\0" in archive[:600] for archive in archives):
         expected[b""] = found[b""]  # nobody said what the root is like
     assert found == expected
     hot = [path for path, each in expected.items() if each.size]
     chance.shuffle(hot)
-    assert tree_of(folder, hot_paths=hot) == found
+    assert tree_of(directory, hot_paths=hot) == found
 
 
 # ---- archives of real programs -----------------------------------------------------------------------------
@@ -221,8 +221,8 @@ def test_layers_are_what_overlayfs_shows(tmp_path, seed: int) -> None:
 @pytest.fixture
 def made(tmp_path) -> Iterator[Path]:
     need("tar")
-    folder = tmp_path / "tree"
-    folder.mkdir()
+    directory = tmp_path / "tree"
+    directory.mkdir()
     tree = make_tree(random.Random(11), 150, as_root=True)
     # GNU tar keeps no sockets and no further names of devices and fifos; an image has no whiteouts.
     tree = {
@@ -231,9 +231,9 @@ def made(tmp_path) -> Iterator[Path]:
         if stat.S_IFMT(node.mode) in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
         or (node.link is None and not stat.S_ISSOCK(node.mode) and (not stat.S_ISCHR(node.mode) or node.rdev[0]))
     }
-    write_tree(os.fspath(folder), tree)
-    yield folder
-    shutil.rmtree(folder)
+    write_tree(os.fspath(directory), tree)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize(
@@ -248,22 +248,22 @@ def made(tmp_path) -> Iterator[Path]:
 def test_archive_of_gnu_tar_in_pax_format(tmp_path, made, sparse: list[str]) -> None:
     """All attributes with nanoseconds: the tree is that of the folder itself."""
     archive = run_tar(made, "--format=posix", "--xattrs", "--xattrs-include=*", *sparse)
-    folder = tmp_path / "image"
-    write_layout(os.fspath(folder), [archive], packer="zstd")
-    found = tree_of(folder)
+    directory = tmp_path / "image"
+    write_layout(os.fspath(directory), [archive], packer="zstd")
+    found = tree_of(directory)
     expected = snapshot(os.fspath(made))
     assert found == expected
     packs = MemoryPacks()
-    tree = build(Folder(os.fspath(made)), packs.put)
+    tree = build(DirectorySource(os.fspath(made)), packs.put)
     packs.index = tree.tree
     assert listing(tree.tree, packs) == found
 
 
 def test_archive_of_gnu_tar_in_gnu_format(tmp_path, made) -> None:
     """Whole seconds, no extended attributes."""
-    folder = tmp_path / "image"
-    write_layout(os.fspath(folder), [run_tar(made, "--format=gnu", "--sparse")])
-    found = tree_of(folder)
+    directory = tmp_path / "image"
+    write_layout(os.fspath(directory), [run_tar(made, "--format=gnu", "--sparse")])
+    found = tree_of(directory)
     expected = {
         path: seen._replace(mtime_ns=seen.mtime_ns // 10**9 * 10**9, xattrs=())
         for path, seen in snapshot(os.fspath(made)).items()
@@ -271,7 +271,7 @@ def test_archive_of_gnu_tar_in_gnu_format(tmp_path, made) -> None:
     assert found == expected
 
 
-def run_tar(folder: Path, *flags: str) -> bytes:
+def run_tar(directory: Path, *flags: str) -> bytes:
     return subprocess.run(
-        ["tar", "-c", "--numeric-owner", *flags, "-C", os.fspath(folder), "."], check=True, capture_output=True
+        ["tar", "-c", "--numeric-owner", *flags, "-C", os.fspath(directory), "."], check=True, capture_output=True
     ).stdout

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher import cgroup
+from launcher.supervisor import cgroup
 from tests.support import lacking
 
 pytestmark = pytest.mark.system

@@ -23,7 +23,7 @@ sys.exit(attempt == "0")
 NOWHERE = "/no/such/folder"
 
 
-def test_findings_are_told_once_and_written_for_each_attempt(bootrun, script, tmp_path: Path) -> None:
+def test_findings_are_reported_once_and_written_for_each_attempt(bootrun, script, tmp_path: Path) -> None:
     events = tmp_path / "events"
     run = bootrun(
         *(
@@ -70,7 +70,7 @@ sys.exit(1)
 """
 
 
-def test_what_is_found_while_ranks_run_is_told_and_is_on_the_page_of_a_failure(
+def test_what_is_found_while_ranks_run_is_reported_and_is_on_the_page_of_a_failure(
     bootrun, script, tmp_path: Path
 ) -> None:
     events, logs = tmp_path / "events", tmp_path / "logs"

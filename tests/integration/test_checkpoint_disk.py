@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from bootseer.checkpoint.direct import StoredFile
-from bootseer.checkpoint.disk_copy import FOLDER, DiskCopy
-from bootseer.checkpoint.layout import Layout
-from bootseer.checkpoint.writer import Geometry
+from bootseer.checkpoint.format.layout import Layout
+from bootseer.checkpoint.io.direct import StoredFile
+from bootseer.checkpoint.service.disk_copy import DIRECTORY, DiskCopy
+from bootseer.checkpoint.writing.writer import Geometry
 from tests import support
-from tests.integration.keeper_driver import KeeperProcess, Start, keepers, wait_until
+from tests.integration.keeper_driver import ServiceProcess, Start, services, wait_until
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.served_checkpoint import ServedCheckpoint
 from tests.integration.test_load_checkpoint import loaded, reads
@@ -39,12 +39,12 @@ def stored(tmp_path: Path) -> Iterator[ServedCheckpoint]:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Start]:
-    yield from keepers(tmp_path)
+def service(tmp_path: Path) -> Iterator[Start]:
+    yield from services(tmp_path)
 
 
-def copies(folder: Path) -> list[Path]:
-    above = folder / "cache" / FOLDER
+def copies(directory: Path) -> list[Path]:
+    above = directory / "cache" / DIRECTORY
     return sorted(above.iterdir()) if above.is_dir() else []
 
 
@@ -53,27 +53,27 @@ def units(kept: Path) -> bytes:
     return (kept / "units").read_bytes() if (kept / "units").exists() else b""
 
 
-def whole(folder: Path) -> list[Path]:
+def whole(directory: Path) -> list[Path]:
     """Versions of which every unit is there."""
-    return [path for path in copies(folder) if units(path) == b"\1" * UNITS]
+    return [path for path in copies(directory) if units(path) == b"\1" * UNITS]
 
 
-def load(keeper: KeeperProcess, stored: ServedCheckpoint) -> dict[str, Any]:
+def load(service: ServiceProcess, stored: ServedCheckpoint) -> dict[str, Any]:
     """The answer; what was loaded is right."""
-    answer = keeper.load()
-    assert answer["did"] == "ready", keeper.heard
+    answer = service.load()
+    assert answer["did"] == "ready", service.heard
     assert Path(answer["path"], "model.bin").read_bytes() == stored.data
     return answer
 
 
-def said(keeper: KeeperProcess) -> list[str]:
-    return [each["text"] for each in keeper.heard if each["did"] == "said"]
+def said(service: ServiceProcess) -> list[str]:
+    return [each["text"] for each in service.heard if each["did"] == "said"]
 
 
-def release(keeper: KeeperProcess) -> str:
+def release(service: ServiceProcess) -> str:
     """After the first step; returns why it was not copied."""
-    keeper.order("release")
-    return str(keeper.hear("copied")["why"])
+    service.order("release")
+    return str(service.hear("copied")["why"])
 
 
 def load_once(start: Start, stored: ServedCheckpoint, disk_bytes: int = ROOM) -> None:
@@ -84,15 +84,15 @@ def load_once(start: Start, stored: ServedCheckpoint, disk_bytes: int = ROOM) ->
     end(first)
 
 
-def end(keeper: KeeperProcess) -> None:
-    keeper.order("end")
-    keeper.process.wait()
+def end(service: ServiceProcess) -> None:
+    service.order("end")
+    service.process.wait()
 
 
-def test_the_next_start_reads_the_disk(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    load_once(keeper, stored)
+def test_the_next_start_reads_the_disk(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    load_once(service, stored)
     before = stored.sent_bytes
-    assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
+    assert load(service(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
     assert stored.sent_bytes == before
     [kept] = copies(tmp_path)
     assert {path.name for path in kept.iterdir()} == {"0", "units", "used", "written"}
@@ -100,8 +100,8 @@ def test_the_next_start_reads_the_disk(keeper: Start, stored: ServedCheckpoint, 
     assert (os.stat(kept).st_mode & 0o777, os.stat(kept / "0").st_mode & 0o777) == (0o700, 0o600)
 
 
-def test_without_the_flag_nothing_is_kept(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    running = keeper(stored.url)
+def test_without_the_flag_nothing_is_kept(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    running = service(stored.url)
     load(running, stored)
     running.order("release")
     end(running)
@@ -110,9 +110,9 @@ def test_without_the_flag_nothing_is_kept(keeper: Start, stored: ServedCheckpoin
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "not marked", "all marked"])
 def test_what_is_damaged_is_read_from_the_store(
-    damage: str, keeper: Start, stored: ServedCheckpoint, tmp_path: Path
+    damage: str, service: Start, stored: ServedCheckpoint, tmp_path: Path
 ) -> None:
-    load_once(keeper, stored)
+    load_once(service, stored)
     [kept] = copies(tmp_path)
     with open(kept / "0", "r+b") as file, open(kept / "units", "r+b") as units:
         if damage == "flipped":
@@ -129,7 +129,7 @@ def test_what_is_damaged_is_read_from_the_store(
             file.truncate(0)
             file.truncate(SIZE)
     before = stored.sent_bytes
-    running = keeper(stored.url, disk_bytes=ROOM)
+    running = service(stored.url, disk_bytes=ROOM)
     found = load(running, stored)
     missing = {
         "flipped": UNIT_BYTES,
@@ -144,31 +144,31 @@ def test_what_is_damaged_is_read_from_the_store(
     assert whole(tmp_path) == [kept]
 
 
-def test_older_versions_make_room(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    load_once(keeper, stored)
+def test_older_versions_make_room(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    load_once(service, stored)
     [old] = copies(tmp_path)
     stored.write(1)
-    load_once(keeper, stored)
+    load_once(service, stored)
     stored.write(2)
-    load_once(keeper, stored, 2 * SIZE + (1 << 20))
+    load_once(service, stored, 2 * SIZE + (1 << 20))
     assert len(whole(tmp_path)) == 2
     assert old not in whole(tmp_path)
 
 
-def test_a_version_in_use_stays(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    load_once(keeper, stored)
+def test_a_version_in_use_stays(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    load_once(service, stored)
     [old] = whole(tmp_path)
-    assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
+    assert load(service(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
     stored.write(1)
-    second = keeper(stored.url, disk_bytes=SIZE + (1 << 20))
+    second = service(stored.url, disk_bytes=SIZE + (1 << 20))
     load(second, stored)
-    assert "beside what is in use" in release(second)
+    assert "beside the copies in use" in release(second)
     assert "the checkpoint is not kept on this node's disk" in said(second)[0]
     assert whole(tmp_path) == [old]
 
 
-def test_two_keepers_of_one_version(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    both = [keeper(stored.url, disk_bytes=ROOM), keeper(stored.url, disk_bytes=ROOM)]
+def test_two_services_of_one_version(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    both = [service(stored.url, disk_bytes=ROOM), service(stored.url, disk_bytes=ROOM)]
     for each in both:
         load(each, stored)
         each.order("release")
@@ -178,15 +178,15 @@ def test_two_keepers_of_one_version(keeper: Start, stored: ServedCheckpoint, tmp
     assert (kept / "0").read_bytes() == stored.data
 
 
-def test_one_that_is_too_large_is_not_kept(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    small = keeper(stored.url, disk_bytes=SIZE - 1)
+def test_one_that_is_too_large_is_not_kept(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    small = service(stored.url, disk_bytes=SIZE - 1)
     load(small, stored)
-    assert f"of it were to be kept, and {SIZE - 1:,} may be" in release(small)
+    assert f"bytes exceed the limit of {SIZE - 1:,}" in release(small)
     assert whole(tmp_path) == []
 
 
-def test_memory_is_given_up_while_it_is_copied(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
-    running = keeper(stored.url, disk_bytes=ROOM)
+def test_memory_is_given_up_while_it_is_copied(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+    running = service(stored.url, disk_bytes=ROOM)
     load(running, stored)
     running.order("release")
 
@@ -198,48 +198,48 @@ def test_memory_is_given_up_while_it_is_copied(keeper: Start, stored: ServedChec
     wait_until(lambda: whole(tmp_path), "the copy")
 
 
-def test_what_was_copied_when_the_keeper_was_killed_counts(
-    keeper: Start, stored: ServedCheckpoint, tmp_path: Path
+def test_what_was_copied_when_the_service_was_killed_counts(
+    service: Start, stored: ServedCheckpoint, tmp_path: Path
 ) -> None:
-    first = keeper(stored.url, disk_bytes=ROOM)
+    first = service(stored.url, disk_bytes=ROOM)
     load(first, stored)
     first.order("release")
     wait_until(lambda: any(any(units(path)) for path in copies(tmp_path)), "the first unit")
     first.process.kill()
     first.process.wait()
     before = stored.sent_bytes
-    found = load(keeper(stored.url, disk_bytes=ROOM), stored)
+    found = load(service(stored.url, disk_bytes=ROOM), stored)
     assert 0 < found["disk_bytes"] == SIZE - (stored.sent_bytes - before)
 
 
 @pytest.mark.system
-def test_a_full_disk(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
+def test_a_full_disk(service: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     need_mounts()
     cache = tmp_path / "cache"
     cache.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "none", str(cache)], check=True)
     try:
         (cache / "other").write_bytes(bytes(18 << 20))
-        running = keeper(stored.url, disk_bytes=ROOM)
+        running = service(stored.url, disk_bytes=ROOM)
         load(running, stored)
         assert "has no room" in release(running)
         end(running)
         (cache / "other").write_bytes(b"")
-        load_once(keeper, stored)  # tmpfs knows no O_DIRECT, or another kind of it
-        again = keeper(stored.url, disk_bytes=ROOM)
+        load_once(service, stored)  # tmpfs knows no O_DIRECT, or another kind of it
+        again = service(stored.url, disk_bytes=ROOM)
         assert load(again, stored)["disk_bytes"] == SIZE
         end(again)
     finally:
         subprocess.run(["umount", "-l", str(cache)], check=True)
 
 
-def test_a_folder_that_others_may_write_to_is_not_used(
-    keeper: Start, stored: ServedCheckpoint, tmp_path: Path
+def test_a_directory_that_others_may_write_to_is_not_used(
+    service: Start, stored: ServedCheckpoint, tmp_path: Path
 ) -> None:
-    above = tmp_path / "cache" / FOLDER
+    above = tmp_path / "cache" / DIRECTORY
     above.mkdir(parents=True)
     above.chmod(0o777)
-    running = keeper(stored.url, disk_bytes=ROOM)
+    running = service(stored.url, disk_bytes=ROOM)
     load(running, stored)
     assert "others" in release(running)
     assert list(above.iterdir()) == []
@@ -272,8 +272,8 @@ def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
 def test_one_that_is_being_removed_is_not_opened(tmp_path: Path) -> None:
     copy, _ = one_file(tmp_path)
     copy.close()
-    folder = tmp_path / FOLDER / ("d" * 64)
-    with open(folder / "used", "r+b") as used:
+    directory = tmp_path / DIRECTORY / ("d" * 64)
+    with open(directory / "used", "r+b") as used:
         fcntl.flock(used, fcntl.LOCK_EX)
         assert DiskCopy.find(str(tmp_path), "d" * 64, copy._files) is None
         with pytest.raises(BlockingIOError):
@@ -281,14 +281,14 @@ def test_one_that_is_being_removed_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_job_says_what_came_from_the_disk(bootrun: support.Programs, stored: ServedCheckpoint) -> None:
-    folder = Path(bootrun.dir)
-    units = f"cache/{FOLDER}/*/units"
+    directory = Path(bootrun.dir)
+    units = f"cache/{DIRECTORY}/*/units"
     waits = (
         "import glob, time, bootseer\nbootseer.heartbeat(0)\n"
         f"while [open(path, 'rb').read() for path in glob.glob({units!r})] != [b'\\1' * {UNITS}]:\n"
         "    time.sleep(0.01)  # looks again: a thread of the keeper writes it\n"
     )
-    (folder / "reads.py").write_text(reads("/model.bin") + waits)
+    (directory / "reads.py").write_text(reads("/model.bin") + waits)
     words = [
         "--standalone",
         "--load-checkpoint",
@@ -300,11 +300,11 @@ def test_a_job_says_what_came_from_the_disk(bootrun: support.Programs, stored: S
     ]
     found = []
     for _ in range(2):
-        shutil.rmtree(folder / "events", ignore_errors=True)
-        run = bootrun(*words, "reads.py", env={"BOOTSEER_CACHE": os.fspath(folder / "cache")})
+        shutil.rmtree(directory / "events", ignore_errors=True)
+        run = bootrun(*words, "reads.py", env={"BOOTSEER_CACHE": os.fspath(directory / "cache")})
         assert run.status == 0, run.stderr
-        assert loaded(folder, "read-0")[0] == hashlib.sha256(stored.data).hexdigest()
-        [file] = (folder / "events").glob("agent-*.jsonl")
+        assert loaded(directory, "read-0")[0] == hashlib.sha256(stored.data).hexdigest()
+        [file] = (directory / "events").glob("agent-*.jsonl")
         events = [json.loads(line) for line in file.read_text().splitlines()]
         found += [each["attrs"] for each in events if each["name"] == "checkpoint" and each["kind"] == "end"]
     assert [each.get("disk_bytes") for each in found] == [None, SIZE]
@@ -333,18 +333,18 @@ def test_warming_the_disk_takes_nothing_from_who_holds_it(stored: ServedCheckpoi
     (tmp_path / "train.py").touch()
     environ = {**support.clean_environ(), "BOOTSEER_CACHE": os.fspath(tmp_path / "cache")}
     argv = [os.path.join(os.path.dirname(sys.executable), "bootseer"), "warm", "--load-checkpoint", stored.url]
-    holder = subprocess.Popen(
+    sandbox = subprocess.Popen(
         [*argv, "--hold", "60", "train.py"], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline().startswith("checkpoint: held")
+        assert sandbox.stdout is not None
+        assert sandbox.stdout.readline().startswith("checkpoint: held")
         words = ["--checkpoint-disk", "1GiB", "train.py"]
         subprocess.run([*argv, *words], cwd=tmp_path, env=environ, check=True, timeout=60)
         assert len(whole(tmp_path)) == 1
-        assert holder.poll() is None
-        holder.terminate()
-        assert holder.wait(60) == 0
+        assert sandbox.poll() is None
+        sandbox.terminate()
+        assert sandbox.wait(60) == 0
     finally:
-        holder.kill()
-        holder.communicate()
+        sandbox.kill()
+        sandbox.communicate()

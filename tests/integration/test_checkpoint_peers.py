@@ -12,7 +12,7 @@ import pytest
 from bootseer.peers import Origin
 from bootseer.testing.faulty_http import HttpFault, HttpKind
 from tests import support
-from tests.integration.keeper_driver import Start, keepers
+from tests.integration.keeper_driver import Start, services
 from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
 from tests.integration.served_checkpoint import ServedCheckpoint
 from tests.integration.test_load_checkpoint import loaded, reads
@@ -29,16 +29,16 @@ def stored(tmp_path: Path) -> Iterator[ServedCheckpoint]:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Start]:
-    yield from keepers(tmp_path)
+def service(tmp_path: Path) -> Iterator[Start]:
+    yield from services(tmp_path)
 
 
 def run_nodes(
     bootrun: support.Programs, stored: ServedCheckpoint, port: int, *flags: str, secret: str = "", **environ: str
 ) -> list[str]:
     """What the nodes have said; all ranks have read the right bytes."""
-    folder = Path(bootrun.dir)
-    (folder / "reads.py").write_text(reads("/model.bin"))
+    directory = Path(bootrun.dir)
+    (directory / "reads.py").write_text(reads("/model.bin"))
     words = [
         *("--nnodes", str(NODES), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "x"),
         *("--rdzv-endpoint", f"localhost:{port}", "--load-checkpoint", stored.url, *flags, "reads.py"),
@@ -51,8 +51,8 @@ def run_nodes(
         assert run.status == 0, run.stderr
         said.append(run.stderr)
     right = hashlib.sha256(stored.data).hexdigest()
-    assert [loaded(folder, f"read-{rank}")[0] for rank in range(NODES)] == [right] * NODES
-    assert not [name for name in os.listdir(folder / "tmp") if name.startswith("bootseer-peers")]
+    assert [loaded(directory, f"read-{rank}")[0] for rank in range(NODES)] == [right] * NODES
+    assert not [name for name in os.listdir(directory / "tmp") if name.startswith("bootseer-peers")]
     return said
 
 
@@ -70,7 +70,7 @@ def test_without_a_secret_each_node_reads_the_store(
     bootrun: support.Programs, stored: ServedCheckpoint, free_port: int
 ) -> None:
     said = run_nodes(bootrun, stored, free_port)
-    assert all("nodes do not help each other, as the job has no secret" in each for each in said)
+    assert all("peer sharing disabled: no job secret is set" in each for each in said)
     assert stored.copies == pytest.approx(NODES)
 
 
@@ -83,16 +83,16 @@ def test_it_can_be_turned_off(
     free_port: int,
 ) -> None:
     said = run_nodes(bootrun, stored, free_port, *flags, secret=SECRET, **environ)
-    assert not any("help each other" in each for each in said)
+    assert not any("peer sharing disabled" in each for each in said)
     assert stored.copies == pytest.approx(NODES)
 
 
 def test_wrong_bytes_of_a_peer_are_had_from_the_store(
-    stored: ServedCheckpoint, keeper: Start, tmp_path: Path
+    stored: ServedCheckpoint, service: Start, tmp_path: Path
 ) -> None:
     origin = Origin(url=stored.server.url, below=["ckpt"])
     with peer_processes(tmp_path, {"own": HONEST, "liar": LIAR}, origin) as files:
-        started = keeper(stored.url, peers=files["own"])
+        started = service(stored.url, peers=files["own"])
         told = started.hear("origin")
         assert told["url"] == stored.server.url and told["folders"][0].startswith("ckpt/v-")
         answer = started.load()

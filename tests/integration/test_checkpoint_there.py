@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.versions import Pinned
-from bootseer.checkpoint.writer import write_version
-from bootseer.storage.local import LocalStore
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.writing.writer import write_version
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.mounting import need_fuse
-from tests.unit.checkpoint.sources import SmallGeometry
+from tests.unit.bootseer.checkpoint.sources import SmallGeometry
 
 UNIT_BYTES = 1 << 20
 OLD, NEW = random.Random(1).randbytes(4 * UNIT_BYTES), random.Random(2).randbytes(4 * UNIT_BYTES)
@@ -169,7 +169,7 @@ def test_without_memory_and_mounts_the_files_come_to_the_disk(
     assert not list((folder / "tmp").rglob("model.bin")), "it is taken away again"
 
 
-def test_keepers_that_are_killed_cost_no_checkpoint(
+def test_services_that_are_killed_cost_no_checkpoint(
     bootrun: support.Programs, folder: Path, tmp_path: Path
 ) -> None:
     """The last of them takes no memory."""
@@ -180,19 +180,19 @@ def test_keepers_that_are_killed_cost_no_checkpoint(
             if path.is_file():
                 server.files[path.relative_to(tmp_path).as_posix()] = memoryview(path.read_bytes())
         program = bootrun.start("--load-checkpoint", f"{server.url}/ckpt", "looks.py")
-        kill_keepers(program, 3)
+        kill_services(program, 3)
         server.rate = None
         run = program.wait()
     assert (run.status, began(folder)) == (0, digest(NEW)), run.stderr
 
 
-def kill_keepers(program: support.Program, count: int) -> None:
+def kill_services(program: support.Program, count: int) -> None:
     """So many of them, one after the other, as soon as they are there."""
     killed: set[int] = set()
 
     def news() -> set[int]:
         """{0} when the program has ended."""
-        return set(keepers(program)) - killed or (set() if program.process.poll() is None else {0})
+        return set(services(program)) - killed or (set() if program.process.poll() is None else {0})
 
     while len(killed) < count and (found := support.wait_until(news)) != {0}:
         for pid in found:
@@ -200,9 +200,11 @@ def kill_keepers(program: support.Program, count: int) -> None:
         killed |= found
 
 
-def keepers(program: support.Program) -> list[int]:
+def services(program: support.Program) -> list[int]:
     """Without the processes that they fork."""
-    below = [each for each in support.descendants(program.pid) if "bootseer.checkpoint.keeper" in each.command]
+    below = [
+        each for each in support.descendants(program.pid) if "bootseer.checkpoint.service.service" in each.command
+    ]
     pids = {each.pid for each in below}
     return [each.pid for each in below if each.ppid not in pids]
 
@@ -215,7 +217,7 @@ def test_a_store_that_refuses_the_bytes_ends_the_job(bootrun: support.Programs, 
     assert "model.bin" in run.stderr and "Traceback" not in run.stderr
 
 
-def test_nodes_that_were_told_of_no_checkpoint(
+def test_nodes_that_were_reported_of_no_checkpoint(
     bootrun: support.Programs, folder: Path, free_port: int, tmp_path: Path, saved: list[Pinned]
 ) -> None:
     """A node that was started otherwise would begin from nothing while the other goes on."""
@@ -241,7 +243,7 @@ def test_nodes_that_were_told_of_no_checkpoint(
         ("{tmp}/rnu1/ckpt", "mkdir -p {tmp}/rnu1"),
         ("hfds://namenode/ckpt", "hdfs://"),
         ("s3:/bucket/ckpt", "s3://"),
-        ("{tmp}/file/ckpt", "is no folder"),
+        ("{tmp}/file/ckpt", "is not a directory"),
     ],
 )
 @pytest.mark.parametrize("flag", ["--load-checkpoint", "--env-store"])
@@ -265,7 +267,7 @@ def test_who_must_resume_gets_an_error_where_there_is_nothing(bootrun: support.P
     assert "step-3" in run.stderr
 
 
-def test_files_that_went_with_their_keeper_come_back(
+def test_files_that_went_with_their_service_come_back(
     bootrun: support.Programs, folder: Path, tmp_path: Path
 ) -> None:
     """Ranks have begun, and look for them later."""
@@ -275,9 +277,9 @@ def test_files_that_went_with_their_keeper_come_back(
     program = bootrun.start("--load-checkpoint", f"{tmp_path}/ckpt", "looks.py")
     support.wait_until((folder / "waits").exists, 20.0)
     for times in (1, 2):
-        for pid in keepers(program):
+        for pid in services(program):
             os.kill(pid, signal.SIGKILL)
-        support.wait_until(lambda count=times: program.stderr.count("files are back") == count, 20.0)  # type: ignore[misc]
+        support.wait_until(lambda count=times: program.stderr.count("files are restored") == count, 20.0)  # type: ignore[misc]
     (folder / "go").touch()
     run = program.wait()
     assert (run.status, began(folder)) == (0, digest(NEW)), run.stderr

@@ -36,11 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path, model: Path) -> Path:
-    folder = tmp_path / "source"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "model.bin").hardlink_to(model)
-    (folder / "sub" / "config.json").write_text("{}")
-    return folder
+    directory = tmp_path / "source"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").hardlink_to(model)
+    (directory / "sub" / "config.json").write_text("{}")
+    return directory
 
 
 def test_there_and_back(source: Path, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("unstripe", ckpt, out)
     assert (out / "model.bin").read_bytes() == (source / "model.bin").read_bytes()
-    assert b"is there already; nothing was written" in run("unstripe", ckpt, out, status=1).stderr
+    assert b"already exists; nothing was written" in run("unstripe", ckpt, out, status=1).stderr
 
 
 def test_a_damaged_version(source: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_old_versions_go(source: Path, tmp_path: Path) -> None:
         (["verify", "{tmp}/nothing"], 1, "is empty or does not exist"),
         (["cat", "{tmp}/source"], 1, "has no file ''; name one of: model.bin, sub/config.json"),
         (["stripe", "{tmp}/source", "{tmp}/x", "--unit", "many"], 2, "--unit 'many': give bytes"),
-        (["stripe", "{tmp}/source", "{tmp}/x", "--unit", "5000"], 1, "a unit of 5000 bytes"),
+        (["stripe", "{tmp}/source", "{tmp}/x", "--unit", "5000"], 1, "unit_bytes=5000: must be a multiple"),
         (["stripe", "{tmp}/source", "{tmp}/x", "--replication", "2"], 2, "--replication is an option of HDFS"),
         (["stripe", "{tmp}/source"], 2, "Missing argument"),
         (["prefetch", "{tmp}/nothing"], 1, "is empty or does not exist"),
@@ -187,21 +187,21 @@ def test_a_signal_reaches_the_program_that_prefetch_runs(source: Path) -> None:
 
 @pytest.mark.system
 def test_a_mount(source: Path, tmp_path: Path) -> None:
-    ckpt, folder = tmp_path / "ckpt", tmp_path / "mounted"
+    ckpt, directory = tmp_path / "ckpt", tmp_path / "mounted"
     run("stripe", source, ckpt)
-    folder.mkdir()
+    directory.mkdir()
     log = tmp_path / "log"
-    assert str(log) in run("mount", ckpt, folder, "--log", log).stdout.decode()
+    assert str(log) in run("mount", ckpt, directory, "--log", log).stdout.decode()
     try:
-        assert (folder / "model.bin").read_bytes() == (source / "model.bin").read_bytes()
+        assert (directory / "model.bin").read_bytes() == (source / "model.bin").read_bytes()
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
-    command = [*BOOTSEER, "mount", str(ckpt), str(folder), "--foreground"]
+        subprocess.run(["umount", str(directory)], check=True)
+    command = [*BOOTSEER, "mount", str(ckpt), str(directory), "--foreground"]
     with subprocess.Popen(command) as mounting:
-        wait_for((folder / "sub" / "config.json").exists)
+        wait_for((directory / "sub" / "config.json").exists)
         mounting.terminate()
         assert mounting.wait(30) in (0, 128 + signal.SIGTERM)
-    assert not os.path.ismount(folder)
+    assert not os.path.ismount(directory)
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:

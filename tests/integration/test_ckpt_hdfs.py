@@ -12,15 +12,15 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint.convert import stripe, unstripe
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.verify import verify
-from bootseer.checkpoint.version_input import inputs_of
-from bootseer.checkpoint.versions import Pinned, list_versions, resolve
-from bootseer.checkpoint.writer import Geometry, write_plain, write_version
-from bootseer.storage.hdfs import HdfsStore
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.versions.striped import Pinned, list_versions, resolve
+from bootseer.checkpoint.versions.verify import verify
+from bootseer.checkpoint.versions.version_input import inputs_of
+from bootseer.checkpoint.writing.writer import Geometry, write_plain, write_version
+from bootseer.storage.hdfs.store import HdfsStore
 from bootseer.testing.minihdfs import MiniHdfs
 from tests.integration import hdfs_cluster
-from tests.integration.hdfs_cluster import FOLDER
+from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_stripes_are_spread_over_the_datanodes(hdfs: MiniHdfs) -> None:
     [file] = pinned.files
     homes: Counter[str] = Counter()
     for name in file.stripes:
-        [home] = {block.addresses for block in hdfs.blocks(f"{FOLDER}/{name}")}
+        [home] = {block.addresses for block in hdfs.blocks(f"{DIRECTORY}/{name}")}
         homes.update(home)
     assert sorted(homes.values()) == [2, 3, 3]
 
@@ -105,7 +105,7 @@ def test_a_plain_file_in_parts_is_one_file(hdfs: MiniHdfs) -> None:
 
 def test_there_and_back_by_url(hdfs: MiniHdfs, tmp_path: Any) -> None:
     (tmp_path / "model.bin").write_bytes(DATA)
-    url = f"{hdfs.url}{FOLDER}/byurl"
+    url = f"{hdfs.url}{DIRECTORY}/byurl"
     options = {"web": hdfs_cluster.web_of(hdfs), "replication": 1}
     for _ in range(2):
         done = stripe(str(tmp_path / "model.bin"), url, keep=1, options=options)

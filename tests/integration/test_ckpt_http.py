@@ -17,9 +17,9 @@ from bootseer.checkpoint import BootseerReader, load_file, load_pt, safe_open
 from bootseer.checkpoint.fs import StripeFileSystem
 from bootseer.errors import BootseerError, DigestMismatch, NotFound, SourceChanged
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from tests.unit.checkpoint.sources import stripe
-from tests.unit.checkpoint.test_pt import saved
-from tests.unit.checkpoint.test_safetensors import same, shards, state
+from tests.unit.bootseer.checkpoint.sources import stripe
+from tests.unit.bootseer.checkpoint.test_pt import saved
+from tests.unit.bootseer.checkpoint.test_safetensors import same, shards, state
 
 TENSORS = {"big": torch.randn(1500, 1000), "small": torch.arange(9)}
 
@@ -32,8 +32,8 @@ def server(tmp_path: Path) -> Iterator[FaultyHttpServer]:
         (tmp_path / name).write_bytes(content)
     stripe(str(tmp_path / "striped"), data, unit_bytes=1 << 20)
     files = {
-        os.path.relpath(os.path.join(folder, name), tmp_path): (Path(folder) / name).read_bytes()
-        for folder, _, names in os.walk(tmp_path)
+        os.path.relpath(os.path.join(directory, name), tmp_path): (Path(directory) / name).read_bytes()
+        for directory, _, names in os.walk(tmp_path)
         for name in names
     }
     with FaultyHttpServer(files) as made:

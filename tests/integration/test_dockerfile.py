@@ -69,4 +69,4 @@ def test_the_steps_make_a_launcher_that_runs_a_job(tmp_path: Path) -> None:
     shared = tmp_path / "site" / "share"
     assert (shared / "man" / "man1" / "bootrun.1").is_file()
     assert (shared / "fish" / "vendor_completions.d" / "bootseer.fish").is_file()
-    assert (shared / "doc" / "bootseer" / "torchrun.md").is_file()
+    assert (shared / "doc" / "bootseer" / "reference" / "torchrun.md").is_file()

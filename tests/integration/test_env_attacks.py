@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.env_tree import StoredTree
-from bootseer.env.lease import BuilderLease, Lease
-from bootseer.env.restore import restore
-from bootseer.env.store import EnvStore, Found
+from bootseer.env.restore.restore import restore
+from bootseer.env.store.env_tree import StoredTree
+from bootseer.env.store.lease import BuilderLease, Lease
+from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.errors import IntegrityError, Untrusted
 from bootseer.storage import open_store
 from bootseer.testing.faulty_store import FaultyStore
@@ -58,7 +58,7 @@ class Victim:
         self.tree = self.root / "trees" / KEY
         self.environ = {"BOOTSEER_CACHE": str(self.root / "cache"), "HOME": str(folder / "home")}
 
-    def finds(self) -> Found | None:
+    def finds(self) -> FoundSnapshot | None:
         self.said.clear()
         return aio.run_sync(self.env.find(KEY, NOW_S))
 
@@ -115,9 +115,9 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
 
 
 @pytest.fixture
-def published(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def published(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> FoundSnapshot:
     files = write_environment(tmp_path_factory.mktemp("files"))
-    found: Found = publish(victim.env, files).found
+    found: FoundSnapshot = publish(victim.env, files).found
     return found
 
 
@@ -128,7 +128,7 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_signatures(victim: Victim, published: Found) -> None:
+def test_signatures(victim: Victim, published: FoundSnapshot) -> None:
     path = victim.key / "env-000001.json"
     right = path.read_bytes()
     sealed = json.loads(right)
@@ -145,7 +145,7 @@ def test_signatures(victim: Victim, published: Found) -> None:
             {"payloadType": "application/vnd.bootseer.tree.v1+json"},
             "holds 'application/vnd.bootseer.tree.v1+json'",
         ),
-        ({"payload": "\x1b[2J"}, "is no DSSE envelope"),
+        ({"payload": "\x1b[2J"}, "is not a DSSE envelope"),
         ({"signatures": [signature] * 17}, "has 17 signatures"),
     ):
         path.write_bytes(right)
@@ -157,7 +157,7 @@ def test_signatures(victim: Victim, published: Found) -> None:
     assert victim.finds() == published
 
 
-def test_replays(victim: Victim, published: Found, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_replays(victim: Victim, published: FoundSnapshot, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Everything is signed by Ada, and nothing of it is what was asked for."""
     other = publish(victim.env, write_environment(tmp_path_factory.mktemp("other"), "other"), "b").found
     envelope = (victim.root / "keys" / OTHER_KEY / "env-000001.json").read_bytes()
@@ -185,20 +185,22 @@ def test_replays(victim: Victim, published: Found, tmp_path_factory: pytest.Temp
     ("fields", "text"),
     [
         ({"targets": ["opt/venv"]}, "is not absolute"),
-        ({"targets": ["/opt/../../etc"]}, "is no plain path"),
-        ({"targets": ["/"]}, "is no plain path"),
-        ({"targets": ["/opt", "/opt/venv"]}, "is in, or is, another one"),
-        ({"targets": ["/opt", "/opt"]}, "is in, or is, another one"),
-        ({"targets": ["/opt/\x1b]0;owned\x07"]}, "cannot be shown"),
+        ({"targets": ["/opt/../../etc"]}, "is not a normalized path"),
+        ({"targets": ["/"]}, "is not a normalized path"),
+        ({"targets": ["/opt", "/opt/venv"]}, "equals, or is inside, another one"),
+        ({"targets": ["/opt", "/opt"]}, "equals, or is inside, another one"),
+        ({"targets": ["/opt/\x1b]0;owned\x07"]}, "not printable"),
         ({"targets": []}, "has 0 targets"),
-        ({"tree": "../../../../etc/passwd"}, "is no SHA-256"),
+        ({"tree": "../../../../etc/passwd"}, "is not a SHA-256"),
         ({"index_bytes": 1 << 40}, "an index of"),
         ({"left_out": ["a"] * 1001}, "lists 1001 paths"),
-        ({"outside": ["\x1b[2J"]}, "no path that can be shown"),
+        ({"outside": ["\x1b[2J"]}, "not a printable path"),
         ({"format": "bootseer-env/9"}, "take a newer one"),
     ],
 )
-def test_payloads_of_a_stolen_key(victim: Victim, published: Found, fields: dict[str, Any], text: str) -> None:
+def test_payloads_of_a_stolen_key(
+    victim: Victim, published: FoundSnapshot, fields: dict[str, Any], text: str
+) -> None:
     snapshot = make_snapshot(KEY, published.snapshot.tree, 100)
     import msgspec
 
@@ -210,7 +212,7 @@ def test_payloads_of_a_stolen_key(victim: Victim, published: Found, fields: dict
     victim.finds_nothing(text)
 
 
-def test_files_that_are_too_large_or_too_many(victim: Victim, published: Found) -> None:
+def test_files_that_are_too_large_or_too_many(victim: Victim, published: FoundSnapshot) -> None:
     with open(victim.key / "env-000002.json", "wb") as file:
         file.truncate(1 << 40)  # takes no room
     assert victim.finds() == published
@@ -224,11 +226,11 @@ def test_files_that_are_too_large_or_too_many(victim: Victim, published: Found) 
     for number in range(3, 300):
         (victim.key / f"env-{number:06d}.json").write_bytes(b"rubbish")
     victim.store.calls.clear()
-    victim.finds_nothing("is no DSSE envelope")
+    victim.finds_nothing("is not a DSSE envelope")
     assert victim.store.count("stat") <= 32, "not all of them are looked at"
 
 
-def test_names_that_are_none_of_ours(victim: Victim, published: Found) -> None:
+def test_names_that_are_none_of_ours(victim: Victim, published: FoundSnapshot) -> None:
     for name in ("env-000002.json.tmp", "env-2.json", "env-999999999.json", "ENV-000009.json", " env-000003.json"):
         (victim.key / name).write_bytes(b"rubbish")
     for name in ("..data", "A" * 64, "x" * 200, KEY[:-1]):
@@ -271,7 +273,7 @@ def test_rubbish_for_a_lease_holds_nobody_for_long(victim: Victim, data: bytes) 
         f"trees/{KEY}/packs",
     ],
 )  # fmt: skip
-def test_links_that_lead_outside(victim: Victim, published: Found, place: str, tmp_path: Path) -> None:
+def test_links_that_lead_outside(victim: Victim, published: FoundSnapshot, place: str, tmp_path: Path) -> None:
     """Even to what would be right: nothing is read, written or deleted through them."""
     path = victim.root / place
     kept = tmp_path / "kept"
@@ -295,7 +297,7 @@ def test_links_that_lead_outside(victim: Victim, published: Found, place: str, t
     kept.rename(path)
 
 
-def test_garbage_collection_deletes_nothing_outside(victim: Victim, published: Found) -> None:
+def test_garbage_collection_deletes_nothing_outside(victim: Victim, published: FoundSnapshot) -> None:
     """Links below folders that go: the link goes, and not what it leads to."""
     home = victim.folder / "home"
     (victim.key / "more").symlink_to(home)
@@ -309,7 +311,7 @@ def test_garbage_collection_deletes_nothing_outside(victim: Victim, published: F
     assert (home / "secret").read_text() == "secret\n"
 
 
-def test_a_pipe_or_a_device_in_the_place_of_a_file(victim: Victim, published: Found) -> None:
+def test_a_pipe_or_a_device_in_the_place_of_a_file(victim: Victim, published: FoundSnapshot) -> None:
     os.mkfifo(victim.key / "env-000003.json")
     (victim.key / "env-000002.json").mkdir()
     assert victim.finds() == published
@@ -366,9 +368,9 @@ def test_a_tree_that_is_fine(victim: Victim) -> None:
         ([made.Entry(b"0/zero", stat.S_IFBLK | 0o666, rdev=(0, 0))], "'0/zero' is a block device"),
         ([made.Entry(b"0/pipe", stat.S_IFIFO | 0o666)], "'0/pipe' is a pipe"),
         ([made.Entry(b"0/sock", stat.S_IFSOCK | 0o666)], "'0/sock' is a socket"),
-        ([made.folder(b"1")], "instead of one folder for each of 1 targets"),
-        ([made.file(b"etc", b"x")], "instead of one folder for each of 1 targets"),
-        ([made.folder(b"\x1b[2J")], "instead of one folder for each of 1 targets"),
+        ([made.folder(b"1")], "instead of one directory for each of 1 targets"),
+        ([made.file(b"etc", b"x")], "instead of one directory for each of 1 targets"),
+        ([made.folder(b"\x1b[2J")], "instead of one directory for each of 1 targets"),
     ],
 )
 def test_trees_that_are_no_environments(victim: Victim, entries: list[made.Entry], text: str) -> None:
@@ -377,14 +379,14 @@ def test_trees_that_are_no_environments(victim: Victim, entries: list[made.Entry
     victim.cannot_restore(text)
 
 
-def test_targets_that_are_no_folders(victim: Victim) -> None:
+def test_targets_that_are_no_directories(victim: Victim) -> None:
     for entry in (made.symlink(b"0", b"/etc"), made.file(b"0", b"x"), made.whiteout(b"0")):
         opened_by(victim, made.make([entry]).index)
-        victim.cannot_open("'0' is no folder")
-        victim.cannot_restore("'0' is no folder")
+        victim.cannot_open("'0' is not a directory")
+        victim.cannot_restore("'0' is not a directory")
     opened_by(victim, made.make([]).index)
-    victim.cannot_open("instead of one folder for each of 1 targets")
-    victim.cannot_restore("instead of one folder for each of 1 targets")
+    victim.cannot_open("instead of one directory for each of 1 targets")
+    victim.cannot_restore("instead of one directory for each of 1 targets")
 
 
 def hostile(change: Callable[[Index], dict[str, Any]]) -> bytes:
@@ -398,16 +400,16 @@ def hostile(change: Callable[[Index], dict[str, Any]]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda index: {"names": [*index.names[:-1], b"../../../etc/cron.d/x"]}, "is no possible name"),
-        (lambda index: {"names": [*index.names[:-1], b".."]}, "is no possible name"),
-        (lambda index: {"names": [*index.names[:-1], b"/etc/passwd"]}, "is no possible name"),
-        (lambda index: {"names": [*index.names[:-1], b"z\0"]}, "is no possible name"),
-        (lambda index: {"names": [*index.names[:-1], b""]}, "is no possible name"),
-        (lambda index: {"names": [*index.names[:-1], index.names[-2]]}, "twice or out of order"),
-        (lambda index: {"parents": [*index.parents[:-1], len(index) - 2]}, "is in no folder"),  # below a link
-        (lambda index: {"parents": [*index.parents[:-1], len(index) + 5]}, "is in no folder"),
+        (lambda index: {"names": [*index.names[:-1], b"../../../etc/cron.d/x"]}, "is not a valid name"),
+        (lambda index: {"names": [*index.names[:-1], b".."]}, "is not a valid name"),
+        (lambda index: {"names": [*index.names[:-1], b"/etc/passwd"]}, "is not a valid name"),
+        (lambda index: {"names": [*index.names[:-1], b"z\0"]}, "is not a valid name"),
+        (lambda index: {"names": [*index.names[:-1], b""]}, "is not a valid name"),
+        (lambda index: {"names": [*index.names[:-1], index.names[-2]]}, "duplicated or out of order"),
+        (lambda index: {"parents": [*index.parents[:-1], len(index) - 2]}, "is in no directory"),  # below a link
+        (lambda index: {"parents": [*index.parents[:-1], len(index) + 5]}, "is in no directory"),
         (lambda index: {"links": [*index.links[:-1], 1]}, "entry 4"),  # a second name of a folder
-        (lambda index: {"links": [*index.links[:-1], 999]}, "is a link to none"),
+        (lambda index: {"links": [*index.links[:-1], 999]}, "is a link to no file"),
         (lambda index: {"sizes": [*index.sizes[:-1], 1 << 50]}, "pieces of files"),
         (lambda index: {"sizes": [*index.sizes[:-1], 1 << 60]}, "entry 4"),
         (lambda index: {"runs": [*index.runs[:-1], [-1, 1 << 40]]}, "entry 4"),
@@ -427,7 +429,7 @@ def test_indexes_that_lead_out(victim: Victim, change: Callable[[Index], dict[st
     victim.cannot_restore(text)
 
 
-def test_bombs(victim: Victim, published: Found) -> None:
+def test_bombs(victim: Victim, published: FoundSnapshot) -> None:
     import zstandard
 
     # An index that becomes more than any index has.
@@ -461,7 +463,7 @@ def test_bombs(victim: Victim, published: Found) -> None:
     assert "cannot be decompressed" in aio.run_sync(victim.env.verify(found)).faults[0].what
 
 
-def test_packs_and_indexes_that_were_exchanged(victim: Victim, published: Found) -> None:
+def test_packs_and_indexes_that_were_exchanged(victim: Victim, published: FoundSnapshot) -> None:
     (pack,) = (victim.tree / "packs").iterdir()
     right = pack.read_bytes()
     for data in (right[:-1], bytes(len(right)), b"", right[::-1]):

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env import caches
-from bootseer.env.caches import TRIES, Captured, FirstStepCaches, Seeded
-from bootseer.env.caches_document import PAYLOAD_TYPE, decode, name_of
-from bootseer.env.caches_store import CacheStore
+from bootseer.env.compile_cache import caches
+from bootseer.env.compile_cache.caches import TRIES, Captured, FirstStepCaches, Seeded
+from bootseer.env.compile_cache.document import PAYLOAD_TYPE, decode, name_of
+from bootseer.env.compile_cache.store import CacheStore
 from bootseer.errors import StorageTimeout, Unavailable
 from bootseer.storage import Store, open_store
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
@@ -155,7 +155,7 @@ def test_what_is_bound_to_its_path_is_not_put_elsewhere(node: Callable[..., Node
     assert again.files().keys() == {f"extensions/fast/{name}" for name in ("main.cpp", "fast.so", "build.ninja")}
 
 
-def test_own_folders_are_kept_too(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_own_directories_are_kept_too(node: Callable[..., Node], tmp_path: Path) -> None:
     first = node("a", own={"mine": os.fspath(tmp_path / "own a")})
     path = tmp_path / "own a" / "x.bin"
     path.parent.mkdir()
@@ -215,7 +215,8 @@ def test_whoever_is_always_slower_gives_up_with_a_line(node: Callable[..., Node]
 
     slow = node("slow", url="", store=lambda: _Overtaken(open_store(f"{url}/caches/{KEY}"), [overtake] * 100))
     slow.write("inductor/ss/c.py", b"slow")
-    assert "are not kept" in slow.capture().line
+    done = slow.capture()
+    assert "are not published" in done.line and done.has_failed
     assert next(numbers) == TRIES
 
 
@@ -224,7 +225,7 @@ def test_the_limit_holds_over_fifty_starts_and_so_does_the_store(
 ) -> None:
     """Each start compiles something of its own on a fresh node and uses one of the first start's files."""
     chance, limit = random.Random(1), 400_000
-    monkeypatch.setattr("bootseer.env.caches_store.GRACE_S", 0.0)
+    monkeypatch.setattr("bootseer.env.compile_cache.store.GRACE_S", 0.0)
     monkeypatch.setattr(CacheStore.collect_garbage, "__kwdefaults__", {"grace_s": 0.0, "now_s": None})
     for start in range(50):
         each = node(f"node{start}", limit_bytes=limit)
@@ -303,7 +304,7 @@ def assert_cold(reader: Node, words: str) -> None:
     assert reader.files() == {}
 
 
-def test_a_signed_generation_is_believed_in_any_store(node: Callable[..., Node], captured: Node) -> None:
+def test_a_signed_generation_is_trusted_in_any_store(node: Callable[..., Node], captured: Node) -> None:
     assert node("b").seed().files == 1
 
 
@@ -317,7 +318,7 @@ def test_an_unsigned_one_only_in_a_place_of_ones_own(node: Callable[..., Node], 
 
 
 def test_a_strangers_signature_is_none(node: Callable[..., Node], url: str, captured: Node) -> None:
-    envelope = parse(head_path(url).read_bytes(), PAYLOAD_TYPE, "", most_bytes=1 << 20)
+    envelope = parse(head_path(url).read_bytes(), PAYLOAD_TYPE, "", max_bytes=1 << 20)
     head_path(url).write_bytes(seal(envelope.payload, PAYLOAD_TYPE, EVE))
     assert_cold(node("b"), "is signed by no trusted key")
 
@@ -379,14 +380,14 @@ def test_a_list_that_is_not_that_of_the_tree_is_not_loaded(
 ) -> None:
     import msgspec
 
-    envelope = parse(head_path(url).read_bytes(), PAYLOAD_TYPE, "", most_bytes=1 << 20)
+    envelope = parse(head_path(url).read_bytes(), PAYLOAD_TYPE, "", max_bytes=1 << 20)
     generation = decode(envelope.payload, "", KEY, 1)
     (fact,) = generation.files
     lying = msgspec.structs.replace(
         generation, files=[msgspec.structs.replace(fact, path="inductor/ab/cother.py")]
     )
     head_path(url).write_bytes(seal(msgspec.json.encode(lying), PAYLOAD_TYPE, ADA))
-    assert_cold(node("b"), "that its list names")
+    assert_cold(node("b"), ", which its list names")
 
 
 def test_a_link_on_the_way_leads_nowhere(node: Callable[..., Node], captured: Node, tmp_path: Path) -> None:
@@ -414,7 +415,7 @@ def test_a_store_that_does_not_answer_is_a_cold_start(
     reader = node("b", url="", store=faulty(url, Fault(Kind.ERROR, operation)))
     assert_cold(reader, "first-step caches are not used")
     reader.write("inductor/ab/cone.py")
-    assert "are not kept" in reader.capture().line
+    assert "are not published" in reader.capture().line
     assert generations(url) == ["cache-000001.json"]
 
 
@@ -424,7 +425,7 @@ def test_a_capture_that_fails_leaves_the_last_generation(
 ) -> None:
     writer = node("b", url="", store=faulty(url, Fault(Kind.ERROR, operation)))
     writer.write("inductor/cd/ctwo.py", b"new")
-    assert "are not kept" in writer.capture().line
+    assert "are not published" in writer.capture().line
     assert node("c").seed().files == 1
 
 
@@ -470,7 +471,7 @@ def test_a_slow_store_is_not_waited_for(node: Callable[..., Node], url: str) -> 
     reader = node("b", url="", store=faulty(url, slow))
     found = reader.seed(timeout_s=0.3)
     assert found.is_cold
-    assert "not there in time" in found.line
+    assert "not fetched in time" in found.line
     assert found.took_s < 10
     assert not any(name.startswith(".bootseer-staging") for name in os.listdir(reader.folder))
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.caches_collect import collect
-from bootseer.env.caches_folders import Place
-from bootseer.env.caches_kinds import Kind
+from bootseer.env.compile_cache.collect import collect
+from bootseer.env.compile_cache.directories import CachePlace
+from bootseer.env.compile_cache.kinds import CacheKind
 from tests.integration.test_env_caches import Node
 from tests.support import lacking
 
@@ -33,8 +33,10 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     """A node with this folder of its own."""
     made: list[Node] = []
 
-    def make(name: str, folder: Path, **more: Any) -> Node:
-        made.append(Node(tmp_path / name, os.fspath(tmp_path / "store"), own={"mine": os.fspath(folder)}, **more))
+    def make(name: str, directory: Path, **more: Any) -> Node:
+        made.append(
+            Node(tmp_path / name, os.fspath(tmp_path / "store"), own={"mine": os.fspath(directory)}, **more)
+        )
         return made[-1]
 
     yield make
@@ -43,15 +45,15 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     aio.close()
 
 
-def fill(folder: Path, *names: str, text: str = "compiled\n") -> None:
+def fill(directory: Path, *names: str, text: str = "compiled\n") -> None:
     for name in names:
-        path = folder / name
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
-def files(folder: Path) -> set[str]:
-    return {os.path.relpath(path, folder) for path in folder.rglob("*") if path.is_file()}
+def files(directory: Path) -> set[str]:
+    return {os.path.relpath(path, directory) for path in directory.rglob("*") if path.is_file()}
 
 
 def test_credentials_stay_here_and_are_named(node: Callable[..., Node], tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_credentials_stay_here_and_are_named(node: Callable[..., Node], tmp_path
 
 
 def test_what_was_a_credential_is_looked_at_again_when_it_changes(tmp_path: Path) -> None:
-    place = Place(Kind("mine"), os.fspath(tmp_path))
+    place = CachePlace(CacheKind("mine"), os.fspath(tmp_path))
     fill(tmp_path, "id", text="-----BEGIN RSA PRIVATE KEY-----\nx\n")
     sums: dict[str, Any] = {}
     found = collect([place], sums, settle_s=0.0)
@@ -86,7 +88,7 @@ def test_what_was_a_credential_is_looked_at_again_when_it_changes(tmp_path: Path
 
 @pytest.mark.system
 @pytest.mark.parametrize("place", ["hub", "hub/sub"])
-def test_a_link_in_the_folder_leads_nowhere(node: Callable[..., Node], tmp_path: Path, place: str) -> None:
+def test_a_link_in_the_directory_leads_nowhere(node: Callable[..., Node], tmp_path: Path, place: str) -> None:
     fill(tmp_path / "own a", "hub/sub/kernel.bin", "plain.bin")
     node("a", tmp_path / "own a").caches.capture(settle_s=0.0)
     victim, own = tmp_path / "victim", tmp_path / "own b"
@@ -99,11 +101,11 @@ def test_a_link_in_the_folder_leads_nowhere(node: Callable[..., Node], tmp_path:
     assert second.seed().files == 1
     assert files(own) == {"plain.bin"}
     assert files(victim) == set()
-    assert any("is a link or a file: nothing is put there" in line for line in second.caches.notes)
+    assert any("is a link or a file: not filled" in line for line in second.caches.notes)
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
-def test_a_folder_that_others_write_to_is_neither_filled_nor_kept(
+def test_a_directory_that_others_write_to_is_neither_filled_nor_kept(
     node: Callable[..., Node], tmp_path: Path, mode: int
 ) -> None:
     fill(tmp_path / "own a", "plain.bin")
@@ -116,13 +118,13 @@ def test_a_folder_that_others_write_to_is_neither_filled_nor_kept(
     second.write("inductor/ab/cone.py")
     assert second.caches.capture(settle_s=0.0).files == 1  # all else is kept as ever
     assert files(shared) == {"theirs.bin"}
-    said = [line for line in second.caches.notes if line.startswith(f"--cache-dir mine={shared}: is neither")]
+    said = [line for line in second.caches.notes if line.startswith(f"--cache-dir mine={shared}: neither")]
     assert len(said) == 1
     assert f"chmod go-w {shared}" in said[0]
 
 
 @pytest.mark.system
-def test_a_folder_is_not_made_through_somebody_elses_link(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_a_directory_is_not_made_through_somebody_elses_link(node: Callable[..., Node], tmp_path: Path) -> None:
     if os.geteuid():
         lacking("links of other users can be made by root only")
     fill(tmp_path / "own a", "plain.bin")
@@ -142,7 +144,7 @@ def test_a_folder_is_not_made_through_somebody_elses_link(node: Callable[..., No
     assert (scratch / "mine").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_may_be_behind_a_link_of_ones_own(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_a_directory_may_be_behind_a_link_of_ones_own(node: Callable[..., Node], tmp_path: Path) -> None:
     fill(tmp_path / "own a", "sub/plain.bin")
     node("a", tmp_path / "own a").caches.capture(settle_s=0.0)
     (tmp_path / "large").mkdir()
@@ -152,7 +154,7 @@ def test_a_folder_may_be_behind_a_link_of_ones_own(node: Callable[..., Node], tm
 
 
 @pytest.mark.system
-def test_a_folder_on_another_file_system_is_filled(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_a_directory_on_another_file_system_is_filled(node: Callable[..., Node], tmp_path: Path) -> None:
     if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
         lacking("needs a second file system at /dev/shm")
     fill(tmp_path / "own a", "sub/lib.so.bin", text="code" * 1000)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.caches import FirstStepCaches
-from bootseer.env.caches_key import make_key
+from bootseer.env.compile_cache.caches import FirstStepCaches
+from bootseer.env.compile_cache.key import make_key
 from bootseer.trust import Trust
+from tests.campaign import IS_FULL
 from tests.support import clean_environ, lacking, wait_until
 
-IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
 pytestmark = [
     *(pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(420)),
     pytest.mark.skipif(not IS_FULL, reason="compiles for minutes: BOOTSEER_CAMPAIGN=full"),

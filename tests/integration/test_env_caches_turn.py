@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.caches import Captured
-from bootseer.env.lease import BuilderLease, Holder, Lease
+from bootseer.env.compile_cache.caches import Captured
+from bootseer.env.store.lease import BuilderLease, Lease, LeaseHolder
 from bootseer.storage import open_store
 from bootseer.testing.faulty_store import FaultyStore
 from tests.integration.test_env_caches import KEY, Node
@@ -68,9 +68,9 @@ def at_once(nodes: list[Node]) -> list[Captured]:
 
 def stored(tmp_path: Path) -> tuple[list[str], int]:
     """Names of generations, and bytes of packs."""
-    folder = tmp_path / "store" / "caches" / KEY
-    names = sorted(path.name for path in folder.glob("cache-*.json"))
-    return names, sum(path.stat().st_size for path in (folder / "packs").rglob("*") if path.is_file())
+    directory = tmp_path / "store" / "caches" / KEY
+    names = sorted(path.name for path in directory.glob("cache-*.json"))
+    return names, sum(path.stat().st_size for path in (directory / "packs").rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_dead_or_slow_publisher_is_waited_for_with_a_bound(node: Callable[...,
     assert slow.capture().generation == 1
     assert 0.5 <= time.monotonic() - began_s < 10
     again = aio.run_sync(BuilderLease(store, owner="third").try_take(KEY))
-    assert isinstance(again, Holder) and again.owner == "another node", "it was not taken from who has it"
+    assert isinstance(again, LeaseHolder) and again.owner == "another node", "it was not taken from who has it"
     aio.run_sync(store.aclose())
 
 
@@ -139,5 +139,5 @@ def test_leases_are_given_back(node: Callable[..., Node], tmp_path: Path) -> Non
     for number in range(3):
         each.write(f"jax/{number}-cache", os.urandom(9))
         assert each.capture().generation == number + 1
-    folder = tmp_path / "store" / "caches" / KEY / "keys" / KEY
-    assert [path.name for path in folder.iterdir()] == ["lease-000003.json"]
+    directory = tmp_path / "store" / "caches" / KEY / "keys" / KEY
+    assert [path.name for path in directory.iterdir()] == ["lease-000003.json"]

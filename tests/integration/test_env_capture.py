@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.env import capture as capturing
-from bootseer.env.capture import Capture
+from bootseer.env.capture import capture as capturing
+from bootseer.env.capture.capture import Capture
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused, SourceChanged
-from bootseer.mounts.image_shared import SCRATCH
+from bootseer.mounts.sandbox.shared import SCRATCH
 from bootseer.own_module import command_of
 from tests import support_trees
 from tests.integration.captured_envs import (
@@ -233,7 +233,7 @@ def test_targets_in_one_another(tmp_path: Path, names: tuple[str, str]) -> None:
 
 
 def test_target_that_is_taken_away(target: Target) -> None:
-    with pytest.raises(CaptureRefused, match="target: is not there after set-up"):
+    with pytest.raises(CaptureRefused, match="target: does not exist after set-up"):
         target.capture(target.path.rmdir)
 
 
@@ -360,7 +360,7 @@ def test_build_that_is_interrupted(target: Target) -> None:
 @pytest.mark.parametrize("next_one", ["capture", "settling"])
 def test_what_a_killed_build_left_goes_with_the_next_one(target: Target, next_one: str) -> None:
     """Its bytecode is hundreds of files; of a build that lives nothing is taken away."""
-    folder = Path(target.environ["BOOTSEER_CACHE"], *SCRATCH)
+    directory = Path(target.environ["BOOTSEER_CACHE"], *SCRATCH)
     program = (
         "import sys; from tests.integration.test_env_capture import build_and_wait; build_and_wait(sys.argv[1])"
     )
@@ -375,19 +375,19 @@ def test_what_a_killed_build_left_goes_with_the_next_one(target: Target, next_on
         assert process.stdout is not None and process.stdout.readline() == b"compiled\n"
         building.append(process)
     lives, dies = building
-    assert sorted(len(list(each.glob("*.pyc"))) for each in folder.iterdir() if each.is_dir()) == [5, 5]
+    assert sorted(len(list(each.glob("*.pyc"))) for each in directory.iterdir() if each.is_dir()) == [5, 5]
     dies.kill()
     dies.communicate()
-    assert sum(each.is_dir() for each in folder.iterdir()) == 2, "nobody has seen yet that it is dead"
+    assert sum(each.is_dir() for each in directory.iterdir()) == 2, "nobody has seen yet that it is dead"
     if next_one == "capture":
         target.capture(lambda: (target.path / "file").write_text("x"))
     else:
-        subprocess.run(command_of("bootseer.env.settling"), env=target.environ, check=True)
-    left = list(folder.iterdir())
+        subprocess.run(command_of("bootseer.env.restore.sync"), env=target.environ, check=True)
+    left = list(directory.iterdir())
     assert sorted(each.is_dir() for each in left) == [False, True]
     lives.communicate(b"go on")
     assert lives.returncode == 0
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 def build_and_wait(path: str) -> None:
@@ -405,7 +405,7 @@ def build_and_wait(path: str) -> None:
     made.build(put)
 
 
-def test_without_a_cache_the_scratch_is_a_temporary_folder(target: Target) -> None:
+def test_without_a_cache_the_scratch_is_a_temporary_directory(target: Target) -> None:
     target.environ["BOOTSEER_CACHE"] = "not absolute"
     found = target.capture(lambda: (target.path / "module.py").write_text("x = 1\n"), python=sys.executable)
     assert found.built.facts.compiled == 1
@@ -675,16 +675,16 @@ BACKEND = textwrap.dedent("""
 """)
 
 
-def make_project(folder: Path) -> str:
+def make_project(directory: Path) -> str:
     """A project with a build backend of its own: nothing has to be fetched for it."""
-    folder.mkdir(parents=True)
-    (folder / "inplace.py").write_text("X = 1\n")
-    (folder / "backend.py").write_text(BACKEND)
-    (folder / "pyproject.toml").write_text(
+    directory.mkdir(parents=True)
+    (directory / "inplace.py").write_text("X = 1\n")
+    (directory / "backend.py").write_text(BACKEND)
+    (directory / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "inplace"\nversion = "1.0"\n'
     )
-    return os.fspath(folder)
+    return os.fspath(directory)
 
 
 def test_package_in_place_out_of_reach(target: Target, venv: str) -> None:

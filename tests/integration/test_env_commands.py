@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.caches import FirstStepCaches
-from bootseer.testing.trees import Seen, snapshot
+from bootseer.env.compile_cache.caches import FirstStepCaches
+from bootseer.testing.trees import FileFacts, snapshot
 from bootseer.trust import Trust
 from tests.contract import servers
 from tests.integration.captured_envs import environ_of, make_venv
@@ -120,16 +120,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
     aio.close()
 
 
-def installed(folder: Path) -> dict[bytes, Seen]:
+def installed(directory: Path) -> dict[bytes, FileFacts]:
     """All of an environment but bytecode: that of a snapshot is whole, that of an installation may not be."""
-    found = snapshot(os.fspath(folder))
+    found = snapshot(os.fspath(directory))
     return {path: seen for path, seen in found.items() if b"__pycache__" not in path}
 
 
-def files_of(folder: Path) -> dict[str, str]:
+def files_of(directory: Path) -> dict[str, str]:
     return {
-        os.path.relpath(path, folder): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
+        os.path.relpath(path, directory): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
@@ -165,21 +165,21 @@ def test_what_was_set_up_here_is_restored_there(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_set_up_runs_once_and_again_only_when_told(node: Node) -> None:
+def test_set_up_runs_once_and_again_only_when_reported(node: Node) -> None:
     count = node.top / "count"
     setup = ["--setup", f"echo run >> {count}", *node.setup]
     first = node("snapshot", *setup)
     assert "set-up took" in first.stdout
     second = node("snapshot", *setup)
-    assert "is there already" in second.stdout
-    assert f"for another one make {node.venv} anew first, then use --rebuild" in second.stdout
+    assert "exists already" in second.stdout
+    assert f"for a new one recreate {node.venv} first, then use --rebuild" in second.stdout
     assert count.read_text() == "run\n"
     before = files_of(node.store)
     told = node("snapshot", *setup, "--rebuild", status=1)
-    assert f"{node.venv}: has this environment already, so it cannot be told what set-up did" in told.stderr
+    assert f"{node.venv}: has this environment already, so the changes of set-up are not known" in told.stderr
     assert files_of(node.store) == before and count.read_text() == "run\n"
     node.become_another()
-    assert "; --rebuild makes another one\n" in node("snapshot", *setup).stdout
+    assert "; --rebuild makes a new one\n" in node("snapshot", *setup).stdout
     assert node.ask("snapshot", *setup, "--rebuild")["generation"] == 2
     assert count.read_text() == "run\nrun\n"
     node.become_another()
@@ -214,7 +214,7 @@ def test_set_up_that_fails_is_one_line_and_publishes_nothing(node: Node) -> None
     done = node("snapshot", "--setup", "echo no such wheel >&2; exit 3", status=1)
     line = done.stderr.splitlines()[-1]
     assert line.startswith("bootseer: error: set-up command 1 of 1") and "status 3" in line
-    log = line.rpartition("(all of it: ")[2].rstrip(")")
+    log = line.rpartition("(full output: ")[2].rstrip(")")
     assert "no such wheel" in Path(log).read_text()
     listed = node.ask("list")["environments"]
     assert listed == []
@@ -233,7 +233,7 @@ def test_what_nobody_would_believe_is_not_built(node: Node) -> None:
     node.store.chmod(0o777)
     count = node.top / "count"
     done = node("snapshot", "--setup", f"touch {count}", status=1)
-    assert "nothing is published there" in done.stderr and "bootseer keys make" in done.stderr
+    assert "publishing disabled: the next start" in done.stderr and "bootseer keys make" in done.stderr
     assert not count.exists()
     node("make", "--name", "ada", group="keys")
     assert "signed by ada" in node.ask("snapshot", *node.setup)["because"]
@@ -247,12 +247,12 @@ def test_a_store_on_a_web_server_is_read_by_key(node: Node) -> None:
     node("make", "--name", "ada", group="keys")
     key = node.ask("snapshot", *node.setup)["key"]
     node.become_another()
-    with servers.serve_folder(node.store) as url:
+    with servers.serve_directory(node.store) as url:
         web = {"BOOTSEER_ENV_STORE": url}
         refused = node("snapshot", *node.setup, "--rebuild", status=1, environ=web)
         assert "cannot create a file exactly once" in refused.stderr and "[setup]" not in refused.stderr
         assert node.ask("explain", *node.setup, environ=web)["is_found"]
-        assert "is only read" in node("gc", status=1, environ=web).stderr
+        assert "is read-only" in node("gc", status=1, environ=web).stderr
         done = node.ask("restore", key, environ=web)
         assert done["how"] == "unpack" and "signed by ada" in done["because"]
     assert node.version("alpha") == "1.0"
@@ -309,7 +309,7 @@ def test_what_is_written_elsewhere_and_secrets_are_named(node: Node) -> None:
         "--setup", "touch stray", *node.setup,
     ]  # fmt: skip
     done = node("snapshot", *setup, environ={"PIP_INDEX_URL": "https://me:hunter22@packages.example/simple"})
-    assert f"left out, as everybody could read it: {node.venv}/.netrc" in done.stderr
+    assert f"left out, as all users of the store could read it: {node.venv}/.netrc" in done.stderr
     assert f"so not in the snapshot: {node.work}/stray" in done.stderr
     for path in node.store.rglob("*"):
         assert not path.is_file() or b"hunter22" not in path.read_bytes(), path
@@ -337,7 +337,7 @@ def test_another_path(node: Node) -> None:
             not path.is_file() or os.fsencode(node.venv) + b"/" not in path.read_bytes() or path.suffix == ".pyc"
         )
     wrong = node("restore", key, "--to", other, "--to", node.top / "third", status=1)
-    assert "2 folders for 1 target:" in wrong.stderr
+    assert "2 paths for 1 target:" in wrong.stderr
     system = node("restore", key, "--to", "/etc", status=1)
     assert "belongs to the system" in system.stderr
 
@@ -372,14 +372,14 @@ def test_a_change_on_top_of_what_is_there_is_an_environment_of_its_own(node: Nod
 
 def test_keys_that_cannot_be(node: Node) -> None:
     node.ask("snapshot", *node.setup)
-    assert "no key of an environment" in node("restore", "../../etc", status=1).stderr
+    assert "not a key of an environment" in node("restore", "../../etc", status=1).stderr
     assert "has no key that begins with 0123456789" in node("restore", "0123456789", status=1).stderr
     assert "has no environment of the key" in node("restore", KEY, status=1).stderr
     for end in "01":
         (node.store / "keys" / ("abcdef" * 10 + "000" + end)).mkdir()
     assert "2 keys of" in node("restore", "abcdef", status=1).stderr
     assert "give its key" in node("restore", status=2).stderr
-    assert "give one of them" in node("restore", KEY, "--setup", "x", status=2).stderr
+    assert "give only one" in node("restore", KEY, "--setup", "x", status=2).stderr
     gone = {"BOOTSEER_ENV_STORE": ""}
     assert "no environment store is named" in node("list", status=2, environ=gone).stderr
 
@@ -457,7 +457,7 @@ def test_the_file_of_the_project_does_as_well(node: Node) -> None:
 
 def test_list_says_what_there_is(node: Node) -> None:
     mistyped = node("list", status=1).stderr
-    assert f"{node.store}: there is no such folder" in mistyped and mistyped.count("\n") == 1
+    assert f"{node.store}: there is no such directory" in mistyped and mistyped.count("\n") == 1
     node.store.mkdir(0o755)
     assert node("list").stdout == "the store has no environments\n"
     (node.work / "requirements.txt").write_text("alpha\nbeta==1.0\n")
@@ -494,7 +494,7 @@ def test_explain_says_field_by_field_what_changed(node: Node) -> None:
     assert not (node.top / "cache" / "env").exists()  # nothing was noted
 
 
-def test_what_has_expired_is_made_anew(node: Node) -> None:
+def test_what_has_expired_is_made_again(node: Node) -> None:
     made = node.ask("snapshot", *node.setup, "--env-max-age", "0.2")
     node.become_another()
     wait_until(lambda: time.time() > made["expires_s"], 5)
@@ -507,7 +507,7 @@ def test_what_has_expired_is_made_anew(node: Node) -> None:
     assert again["is_ours"] and (again["key"], again["generation"]) == (made["key"], 2)
 
 
-def test_explain_says_what_is_there_and_not_believed(node: Node) -> None:
+def test_explain_says_what_is_there_and_not_trusted(node: Node) -> None:
     node("make", "--name", "ada", group="keys")
     node("snapshot", *node.setup)
     node.become_another()
@@ -516,7 +516,7 @@ def test_explain_says_what_is_there_and_not_believed(node: Node) -> None:
     stranger.mkdir(mode=0o700)
     found = node.ask("explain", *node.setup, environ={"BOOTSEER_KEYS": os.fspath(stranger)})
     assert not found["is_found"] and "signed by no trusted key" in found["refused"][0]
-    assert any("is not believed" in line for line in found["lines"])
+    assert any("it is not trusted" in line for line in found["lines"])
     listed = node("list", environ={"BOOTSEER_KEYS": os.fspath(stranger)}).stdout
     assert "not used: " in listed and "signed by no trusted key" in listed
     refused = node("restore", *node.setup, status=1, environ={"BOOTSEER_KEYS": os.fspath(stranger)})
@@ -533,7 +533,7 @@ def test_what_strangers_put_into_a_store_leads_nowhere(node: Node) -> None:
     (node.store / "caches").mkdir()
     (node.store / "caches" / KEY).symlink_to(elsewhere)
     listed = node("list").stdout
-    assert key[:16] in listed and "is a symbolic link, which no environment store has" in listed
+    assert key[:16] in listed and "is a symbolic link, which an environment store must not contain" in listed
     for words in (["gc", "--older", "0"], ["caches", "gc", "--older", "0"]):
         assert KEY not in json.dumps(node.ask(*words))
         assert (elsewhere / "packs" / ("cd" * 32)).read_bytes() == b"mine"
@@ -556,7 +556,7 @@ def test_a_document_that_is_not_of_its_key_is_no_base(node: Node) -> None:
 @pytest.mark.slow
 def test_verify_finds_every_wrong_byte(node: Node) -> None:
     node.store.mkdir(0o755)
-    assert "no environments" in node("verify").stdout
+    assert "no usable environments" in node("verify").stdout
     key = node.ask("snapshot", *node.setup)["key"]
     good = node.ask("verify")
     assert [each["is_right"] for each in good["environments"]] == [True]
@@ -584,7 +584,7 @@ def test_gc_takes_what_nobody_uses(node: Node) -> None:
     assert node.ask("gc")["removals"] == []
     assert node.ask("gc", "--older", "1")["removals"] == []
     dry = node("gc", "--older", "0", "--dry-run").stdout
-    assert key[:16] in dry and "was not used for 0 days" in dry and "would go" in dry
+    assert key[:16] in dry and "was not used for 0 days" in dry and "would be deleted" in dry
     assert node.ask("list")["environments"][0]["is_usable"]
     limited = node.ask("gc", "--limit", "1", "--dry-run")
     assert limited["recent"] == 1 and limited["removals"] == []  # somebody may read it at this moment
@@ -641,7 +641,7 @@ def test_first_step_caches_of_a_node(node: Node) -> None:
     assert os.path.isdir(path)
     assert node.ask("caches", "gc", "--node", "--older", "0")["removed"] == [path]
     assert not os.path.exists(path)
-    assert "give one of them" in node("caches", "gc", "--node", "--env-store", "/x", status=2).stderr
+    assert "give only one" in node("caches", "gc", "--node", "--env-store", "/x", status=2).stderr
 
 
 # ---- help ----------------------------------------------------------------------------------------------------

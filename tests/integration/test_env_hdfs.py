@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.lease import BuilderLease, Holder, Lease, Ready, kept, list_leases
-from bootseer.env.store import EnvStore
+from bootseer.env.store.lease import BuilderLease, Lease, LeaseHolder, WaitResult, list_leases, renewing
+from bootseer.env.store.store import EnvStore
 from bootseer.storage import Store
-from bootseer.storage.hdfs import HdfsStore
+from bootseer.storage.hdfs.store import HdfsStore
 from bootseer.testing.minihdfs import MiniHdfs
 from tests.env_parts import ADA, ADAS, build_into, document, make_snapshot, write_environment
 from tests.integration import hdfs_cluster
@@ -34,13 +34,13 @@ def quiet(leaks: LeakCheck) -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["native", "web"])
 def test_one_builder_and_one_snapshot(hdfs: MiniHdfs, kind: str, tmp_path: Path) -> None:
-    folder = f"{hdfs_cluster.FOLDER}/envs-{kind}"
+    directory = f"{hdfs_cluster.DIRECTORY}/envs-{kind}"
     now_s = time.time()
 
     async def begin() -> Store:
         if kind == "web":
-            return HdfsStore.open(hdfs.web_url + folder)
-        return HdfsStore.open(hdfs.url + folder, options={"web": hdfs_cluster.web_of(hdfs)})
+            return HdfsStore.open(hdfs.web_url + directory)
+        return HdfsStore.open(hdfs.url + directory, options={"web": hdfs_cluster.web_of(hdfs)})
 
     stores = [aio.run_sync(begin()) for _ in range(4)]
     nodes = [EnvStore(store, store.url, ADAS) for store in stores]
@@ -54,9 +54,9 @@ def test_one_builder_and_one_snapshot(hdfs: MiniHdfs, kind: str, tmp_path: Path)
     try:
         taken = aio.run_sync(take_all())
         (lease,) = [each for each in taken if isinstance(each, Lease)]
-        assert sum(isinstance(each, Holder) for each in taken) == 3
+        assert sum(isinstance(each, LeaseHolder) for each in taken) == 3
         builder = nodes[taken.index(lease)]
-        with kept(lease):
+        with renewing(lease):
             built = build_into(builder, KEY, write_environment(tmp_path / "files"))
             snapshot = make_snapshot(
                 KEY, built.digest, len(built.index_bytes), created_s=now_s, expires_s=now_s + 3600
@@ -78,7 +78,7 @@ def test_one_builder_and_one_snapshot(hdfs: MiniHdfs, kind: str, tmp_path: Path)
             return await reader.find(KEY, now_s)
 
         waited = aio.run_sync(leases[0].acquire(KEY, find, 30))
-        assert isinstance(waited, Ready)
+        assert isinstance(waited, WaitResult)
         assert aio.run_sync(reader.verify(waited.found)).faults == []
         # A holder that says nothing more is replaced.
         lost = aio.run_sync(leases[1].try_take(KEY))

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from bootseer import aio
-from bootseer.env.snapshot import PAYLOAD_TYPE, Snapshot
-from bootseer.env.store import EnvStore
+from bootseer.env.store.snapshot import PAYLOAD_TYPE, Snapshot
+from bootseer.env.store.store import EnvStore
 from bootseer.storage import open_store
-from bootseer.storage.below import Below
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.storage.below import SubdirectoryStore
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.opening import publish_index
 from bootseer.trust import Trust, parse, seal
 from tests import support
-from tests.integration.setup_jobs import Machine, keepers_end
+from tests.integration.setup_jobs import Machine, services_end
 from tests.support import lacking
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -39,12 +39,12 @@ class Forger:
         self._machine, self._start = machine, start
         first = start().wait(DEADLINE_S)
         assert first.status == 0, first.stderr
-        keepers_end()
+        services_end()
         (path,) = machine.snapshots()
-        payload = parse(path.read_bytes(), PAYLOAD_TYPE, "it", most_bytes=1 << 23).payload
+        payload = parse(path.read_bytes(), PAYLOAD_TYPE, "it", max_bytes=1 << 23).payload
         self.good = msgspec.json.decode(payload, type=Snapshot)
 
-    def forge(self, folder: Path, **fields: Any) -> None:
+    def forge(self, directory: Path, **fields: Any) -> None:
         """The tree of a folder with `0` in it, and what the snapshot says of it."""
 
         async def begin() -> EnvStore:
@@ -52,8 +52,8 @@ class Forger:
 
         envs = aio.run_sync(begin())
         key = self.good.key
-        built = build(Folder(str(folder)), envs.packs(key).put, threads=1)
-        aio.run_sync(publish_index(Below(envs.store, f"trees/{key}"), built.digest, built.index_bytes))
+        built = build(DirectorySource(str(directory)), envs.packs(key).put, threads=1)
+        aio.run_sync(publish_index(SubdirectoryStore(envs.store, f"trees/{key}"), built.digest, built.index_bytes))
         forged = msgspec.structs.replace(
             self.good, tree=built.digest, index_bytes=len(built.index_bytes), **fields
         )
@@ -64,7 +64,7 @@ class Forger:
         """On a node that has never run the job."""
         self._machine.renew()
         done = self._start(*flags).wait(DEADLINE_S)
-        keepers_end()
+        services_end()
         return done
 
 
@@ -80,14 +80,14 @@ def forger(machine: Machine, bootrun: support.Programs) -> Iterator[Forger]:
         return bootrun.start(*argv, machine.script, env=machine.environ)
 
     yield Forger(machine, start)
-    keepers_end()
+    services_end()
     aio.close()
 
 
-def make_site(folder: Path, machine: Machine) -> Path:
+def make_site(directory: Path, machine: Machine) -> Path:
     """A tree that could be an environment; its site-packages."""
     lib = next((machine.venv / "lib").iterdir()).name
-    site = folder / "0" / "lib" / lib / "site-packages"
+    site = directory / "0" / "lib" / lib / "site-packages"
     site.mkdir(parents=True)
     (site / "small.py").write_text('VERSION = "forged"\n')
     return site
@@ -118,14 +118,14 @@ def test_programs_with_others_rights_and_devices(machine: Machine, forger: Forge
     assert not os.path.lexists(machine.venv / "mem")
 
 
-def test_other_folders_than_those_of_the_key(machine: Machine, forger: Forger, tmp_path: Path) -> None:
+def test_other_directories_than_those_of_the_key(machine: Machine, forger: Forger, tmp_path: Path) -> None:
     source = tmp_path / "source"
     make_site(source, machine)
     elsewhere = tmp_path / "elsewhere"
     forger.forge(source, targets=[str(elsewhere)])
     run = forger.start()
     assert run.status == 0, run.stderr
-    assert f"is for '{elsewhere}', and its key for {machine.venv}" in run.stderr
+    assert f"is for '{elsewhere}', but its key is for {machine.venv}" in run.stderr
     assert "rank 0 has 1.0" in run.stdout, "set-up was run"
     assert not elsewhere.exists()
     # The same by hand: the folder could be one, and the key's document says that it is not.
@@ -139,7 +139,7 @@ def test_other_folders_than_those_of_the_key(machine: Machine, forger: Forger, t
         timeout=DEADLINE_S,
     )
     assert done.returncode != 0
-    assert "and its key for" in done.stderr
+    assert "but its key is for" in done.stderr
     assert not elsewhere.exists()
 
 
@@ -151,8 +151,8 @@ def test_what_another_user_has_made_is_root_s_where_root_restores_it(
     source = tmp_path / "source"
     site = make_site(source, machine)
     (site / "given.py").write_text("")
-    for above, folders, files in os.walk(source):
-        for name in (*folders, *files):
+    for above, directories, files in os.walk(source):
+        for name in (*directories, *files):
             os.chown(os.path.join(above, name), OTHER, OTHER)
     os.chown(site / "given.py", 12345, 12345)  # set-up has given it away
     forger.forge(source)

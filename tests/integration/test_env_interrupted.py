@@ -19,17 +19,17 @@ import msgspec
 import pytest
 
 from bootseer import aio
-from bootseer.env import renames
-from bootseer.env import restore as restoring
-from bootseer.env.markers import is_clean, open_markers
-from bootseer.env.restore import alone_at, recover
-from bootseer.env.restore_there import is_there
-from bootseer.env.settling import settle
-from bootseer.env.staging import PREFIX, claim
-from bootseer.env.unpack_helpers import WORTH_FILES
-from bootseer.env.walk import walk
+from bootseer.env.capture.walk import walk
+from bootseer.env.restore import renames
+from bootseer.env.restore import restore as restoring
+from bootseer.env.restore.in_place import is_there
+from bootseer.env.restore.markers import is_clean, open_markers
+from bootseer.env.restore.restore import exclusive_at, recover
+from bootseer.env.restore.staging import PREFIX, claim
+from bootseer.env.restore.sync import sync_targets
+from bootseer.env.restore.unpack_helpers import WORTH_FILES
 from bootseer.errors import StorageError, StorageTimeout
-from bootseer.testing.trees import Seen
+from bootseer.testing.trees import FileFacts
 from tests.integration.test_env_restore import (
     IS_ROOT,
     KEY,
@@ -59,28 +59,30 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is synced yet, as on a busy disk: by `settle` only."""
-    monkeypatch.setattr(restoring, "settle_later", lambda *_: None)
+    """Nothing is synced yet, as on a busy disk: by `sync_targets` only."""
+    monkeypatch.setattr(restoring, "sync_later", lambda *_: None)
 
 
 # ---- the power goes ----------------------------------------------------------------------------------------
 
 
 @contextmanager
-def disk(image: Path, folder: Path) -> Iterator[None]:
-    folder.mkdir(exist_ok=True)
-    made = subprocess.run(["mount", "-o", "loop,commit=1", image, folder], capture_output=True, text=True)
+def disk(image: Path, directory: Path) -> Iterator[None]:
+    directory.mkdir(exist_ok=True)
+    made = subprocess.run(["mount", "-o", "loop,commit=1", image, directory], capture_output=True, text=True)
     if made.returncode:
         lacking(f"no loop mounts here: {made.stderr}")
     try:
         yield
     finally:
-        wait_until(lambda: subprocess.run(["umount", folder], capture_output=True).returncode == 0, 30, "umount")
+        wait_until(
+            lambda: subprocess.run(["umount", directory], capture_output=True).returncode == 0, 30, "umount"
+        )
 
 
-def sync_names(folder: Path) -> None:
+def sync_names(directory: Path) -> None:
     """All names and attributes are on disk then; what new files hold is not."""
-    fd = os.open(folder, os.O_RDONLY)
+    fd = os.open(directory, os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
 
@@ -116,11 +118,11 @@ def test_the_power_goes_after_a_restore(tmp_path: Path, is_fresh: bool, helped: 
             assert not target.exists()
         else:
             assert seen(target) == before, changes(seen(target), before, before)
-        assert notes == [f"{target}: what a start before the last boot had begun was undone"]
+        assert notes == [f"{target}: an interrupted start from before the last boot was undone"]
         assert recover_in("another", target) == []
         assert env.restore().how == "unpack"
         assert seen(target) == whole
-        settle([os.fspath(target)], os.environ)
+        sync_targets([os.fspath(target)], os.environ)
         assert recover_in("another", target) == []
         assert seen(target) == whole, "it is on disk by now"
         wait_tidy(place)
@@ -139,7 +141,7 @@ def test_a_target_that_is_removed_before_it_is_on_disk(tmp_path: Path, is_fresh:
     env.restore()
     assert len(staged(tmp_path)) == 1
     shutil.rmtree(target)
-    settle([os.fspath(target)], os.environ)
+    sync_targets([os.fspath(target)], os.environ)
     wait_tidy(tmp_path)
 
 
@@ -153,7 +155,7 @@ def test_what_was_there_is_kept_until_all_is_on_disk(tmp_path: Path) -> None:
     assert recover([os.fspath(target)]) == [], "nothing was interrupted"
     assert len(staged(tmp_path)) == 1, "and it is kept still"
     assert env.restore().how == "there"
-    settle([os.fspath(target)], os.environ)
+    sync_targets([os.fspath(target)], os.environ)
     wait_tidy(tmp_path)
     assert recover_in("another", target) == []
     assert seen(target) == wanted(tmp_path, target)
@@ -169,8 +171,8 @@ def test_what_users_added_is_kept_when_the_rest_is_undone(tmp_path: Path) -> Non
     write(target / "lib/site/new/notes.txt", "the user's own")
     undone, note = recover_in("another", target)
     [kept] = staged(tmp_path)
-    assert undone == f"{target}: what a start before the last boot had begun was undone"
-    assert note == f"{target}: what others put into it since then is in {tmp_path / kept}"
+    assert undone == f"{target}: an interrupted start from before the last boot was undone"
+    assert note == f"{target}: files that were added to it since then are in {tmp_path / kept}"
     assert (tmp_path / kept / "tree/lib/site/new/notes.txt").read_text() == "the user's own"
     assert {path: each for path, each in seen(target).items() if path != b"lib/site"} == {
         path: each for path, each in before.items() if path != b"lib/site"
@@ -186,7 +188,7 @@ def test_who_changes_it_next_syncs_what_is_not_yet(tmp_path: Path) -> None:
     make_target(target)
     env = make_env(tmp_path, target)
     env.restore()
-    with alone_at([os.fspath(target)], environ=os.environ):
+    with exclusive_at([os.fspath(target)], environ=os.environ):
         write(target / "lib/site/more.py", "of set-up")
     there = seen(target)
     assert recover_in("another", target) == []
@@ -201,7 +203,7 @@ def test_a_start_begins_again_what_was_killed_before_it_was_synced(
     make_target(target)
     env = make_env(tmp_path, target)
     with monkeypatch.context() as patch:
-        patch.setattr(restoring, "settle_later", lambda *_: None)
+        patch.setattr(restoring, "sync_later", lambda *_: None)
         env.restore()
     assert recover([os.fspath(target)]) == []
     wait_tidy(tmp_path)
@@ -213,12 +215,12 @@ def test_a_start_begins_again_what_was_killed_before_it_was_synced(
 # ---- leftovers that cannot be understood -------------------------------------------------------------------
 
 
-def leave(folder: Path, target: Path, env: Env) -> Path:
+def leave(directory: Path, target: Path, env: Env) -> Path:
     """What a restore leaves that is not synced; its name was read from there."""
     env.restore()
-    name, *more = staged(folder)
+    name, *more = staged(directory)
     assert not more
-    return folder / name
+    return directory / name
 
 
 @pytest.mark.usefixtures("unsettled")
@@ -232,7 +234,7 @@ def test_a_journal_that_cannot_be_read_ends_no_job(tmp_path: Path, data: bytes) 
     there = seen(target)
     [note] = recover([os.fspath(target)])
     assert note.startswith(f"{target}: an interrupted start may have left it half changed ({left}: ")
-    assert note.endswith("if it does not work, delete it and make it anew")
+    assert note.endswith("if it does not work, delete and recreate it")
     assert "\n" not in note
     wait_tidy(tmp_path)
     assert recover([os.fspath(target)]) == []
@@ -250,12 +252,12 @@ def test_a_step_whose_journal_has_not_got_its_name_is_undone_or_completed(tmp_pa
     there = seen(target)
     [note] = recover_in("another", target) if boot == "another" else recover([os.fspath(target)])
     if boot == "another":
-        assert note == f"{target}: what a start before the last boot had begun was undone"
+        assert note == f"{target}: an interrupted start from before the last boot was undone"
         assert not target.exists()
     else:
-        assert note == f"{target}: what an interrupted start had begun was completed"
+        assert note == f"{target}: an interrupted start was completed"
         assert seen(target) == there
-        settle([os.fspath(target)], os.environ)
+        sync_targets([os.fspath(target)], os.environ)
     wait_tidy(tmp_path)
     assert env.restore().how == ("unpack" if boot == "another" else "there")
     assert seen(target) == there
@@ -292,7 +294,7 @@ def test_what_the_target_had_is_never_thrown_away_unasked(tmp_path: Path) -> Non
     gone = seen(left / "gone")
     [note] = recover([os.fspath(target)])
     [kept] = staged(tmp_path)
-    assert note.endswith(f": what it had is in {tmp_path / kept}: delete both, and make the target anew")
+    assert note.endswith(f"; its earlier content is in {tmp_path / kept}; delete both, and recreate the target")
     assert seen(tmp_path / kept / "gone") == gone
     assert recover([os.fspath(target)]) == []
     assert staged(tmp_path) == [kept]
@@ -304,7 +306,7 @@ def test_what_the_target_had_is_never_thrown_away_unasked(tmp_path: Path) -> Non
     wait_until(lambda: bool(make_anew(target)) and is_clean(doubt, walk(os.fspath(target))), 30, "a new one")
 
 
-def make_anew(target: Path) -> dict[bytes, Seen]:
+def make_anew(target: Path) -> dict[bytes, FileFacts]:
     shutil.rmtree(target, ignore_errors=True)
     return make_target(target)
 
@@ -327,7 +329,7 @@ def test_what_cannot_be_undone_now_is_undone_by_the_next_start(
         env.restore()
     assert seen(target) not in (before, after)
     [note] = recover([os.fspath(target)])
-    assert note == f"{target}: what an interrupted start had begun was completed"
+    assert note == f"{target}: an interrupted start was completed"
     assert seen(target) == after
     wait_tidy(tmp_path)
 
@@ -344,7 +346,7 @@ def killed_in_the_middle(tmp_path: Path, target: Path, env: Env, program: Progra
 
 
 @pytest.mark.parametrize("boot", ["the same", "another"])
-def test_a_target_that_was_made_anew_by_hand_is_left_alone(tmp_path: Path, program: Programs, boot: str) -> None:
+def test_a_target_that_was_made_again_by_hand_is_left_alone(tmp_path: Path, program: Programs, boot: str) -> None:
     target = tmp_path / "venv"
     before = make_target(target)
     env = make_env(tmp_path, target)
@@ -356,7 +358,7 @@ def test_a_target_that_was_made_anew_by_hand_is_left_alone(tmp_path: Path, progr
     write(target / "bin/tool", "the user's own")
     there = seen(target)
     [note] = recover_in(boot, target)
-    assert note == f"{target}: is not the folder that an interrupted start was changing: left"
+    assert note == f"{target}: is not the directory that an interrupted start was changing; left unchanged"
     assert seen(target) == there
     assert recover_in(boot, target) == []
     wait_tidy(tmp_path)
@@ -379,13 +381,13 @@ def test_what_somebody_made_in_it_meanwhile_is_theirs(tmp_path: Path, program: P
     assert [path.read_text() for path in theirs] == ["the user's own"] * 2
     found = seen(target)
     assert {path for path in found if path not in before} == {b"bin/tool", b"lib/site/link"}
-    files = {path: each for path, each in before.items() if not stat_is_folder(each)}
+    files = {path: each for path, each in before.items() if not stat_is_directory(each)}
     assert {path: found.get(path) for path in files} == files
     assert recover_in(boot, target) == []
     wait_tidy(tmp_path)
 
 
-def stat_is_folder(each: Seen) -> bool:
+def stat_is_directory(each: FileFacts) -> bool:
     return stat.S_ISDIR(each.mode)
 
 
@@ -393,7 +395,7 @@ def stat_is_folder(each: Seen) -> bool:
 
 HOLD = """
 import os, sys
-from bootseer.env.staging import claim
+from bootseer.env.restore.staging import claim
 with claim(sys.argv[1], environ=os.environ, boot="this", wait_s=60) as claimed:
     staging = claimed.stage()
     open(staging.tree + "/alive", "w").close()
@@ -404,7 +406,7 @@ with claim(sys.argv[1], environ=os.environ, boot="this", wait_s=60) as claimed:
 
 LOOK = """
 import os, sys
-from bootseer.env.restore import recover
+from bootseer.env.restore.restore import recover
 from bootseer.errors import StorageTimeout
 try:
     print(recover([sys.argv[1]], environ=os.environ, wait_s=float(sys.argv[2])))
@@ -440,7 +442,7 @@ def test_two_nodes_with_one_volume_exclude_each_other(tmp_path: Path) -> None:
         assert first.stdout.readline() == "held\n"
         with node(2, LOOK, "0.2") as second:
             said = second.communicate()[0]
-        assert said.startswith(f"busy: {target}: another process has been at it for 0.2 s (it has {target})"), said
+        assert said.startswith(f"busy: {target}: another process has locked it for 0.2 s (lock: {target})"), said
         first.stdin.write("\n")
         first.stdin.flush()
         assert first.stdout.readline() == "['alive']\n", "its new files are its own as long as it lives"
@@ -450,7 +452,7 @@ def test_two_nodes_with_one_volume_exclude_each_other(tmp_path: Path) -> None:
     wait_until(lambda: seen(volume) == before, 10, "its times: they are set when all else is gone")
 
 
-def refuse_folders(number: int) -> Any:
+def refuse_directories(number: int) -> Any:
     real = fcntl.flock
 
     def flock(fd: int, operation: int) -> None:
@@ -461,18 +463,18 @@ def refuse_folders(number: int) -> Any:
     return flock
 
 
-def test_where_folders_cannot_be_locked_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_directories_cannot_be_locked_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NFS; seen by a node whose folder above the target is another one."""
     target = tmp_path / "venv"
     make_target(target)
     env = make_env(tmp_path, target)
-    monkeypatch.setattr(fcntl, "flock", refuse_folders(errno.EBADF))
+    monkeypatch.setattr(fcntl, "flock", refuse_directories(errno.EBADF))
     before = os.stat(target).st_mtime_ns
     with claim(os.fspath(target), environ=os.environ, boot="this") as claimed:
         assert os.stat(target).st_mtime_ns == before
         for name in staged(tmp_path):  # the other node does not see it
             (tmp_path / name).unlink()
-        with pytest.raises(StorageTimeout, match=r"another process has been at it"):
+        with pytest.raises(StorageTimeout, match=r"another process has locked it"):
             recover([os.fspath(target)], wait_s=0.1)
         assert not claimed.notes
     assert env.restore().how == "unpack"
@@ -489,7 +491,7 @@ def test_where_nothing_can_be_locked_nobody_removes_what_may_be_alive(
     target = tmp_path / "venv"
     make_target(target)
     env = make_env(tmp_path, target)
-    monkeypatch.setattr(fcntl, "flock", refuse_folders(number))
+    monkeypatch.setattr(fcntl, "flock", refuse_directories(number))
     with claim(os.fspath(target), environ=os.environ, boot="this") as first:
         living = first.stage()
         assert env.restore().how == "unpack"

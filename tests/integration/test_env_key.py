@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import pytest
 
-from bootseer.env import base
-from bootseer.env.base import ask_interpreter
-from bootseer.env.document import differences, encode
-from bootseer.env.explain import explain, lines, rows
-from bootseer.env.keying import UNPINNED_AGE_S, Keyed, make_key
+from bootseer.env.key import base
+from bootseer.env.key.base import probe_interpreter
+from bootseer.env.key.document import differences, encode
+from bootseer.env.key.explain import explain, explain_lines, explain_rows
+from bootseer.env.key.keying import UNPINNED_AGE_S, Keyed, make_key
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import BootseerError, ConfigError, LaunchError
 from tests.made_wheels import make_wheel
@@ -37,17 +37,17 @@ def make_venv(path: Path, python: str = sys.executable) -> None:
     subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True, capture_output=True)
 
 
-def install(folder: Path, name: str, version: str, **more: object) -> None:
+def install(directory: Path, name: str, version: str, **more: object) -> None:
     """A distribution as an installer leaves it, without one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wheel = make_wheel(folder / "wheels", name, version, **more)  # type: ignore[arg-type]
+    directory.mkdir(parents=True, exist_ok=True)
+    wheel = make_wheel(directory / "wheels", name, version, **more)  # type: ignore[arg-type]
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    shutil.rmtree(folder / "wheels")
+        archive.extractall(directory)
+    shutil.rmtree(directory / "wheels")
 
 
-def uninstall(folder: Path, name: str) -> None:
-    for path in folder.glob(f"{name}*"):
+def uninstall(directory: Path, name: str) -> None:
+    for path in directory.glob(f"{name}*"):
         shutil.rmtree(path)
 
 
@@ -222,7 +222,7 @@ def test_what_changes_the_key(job: Job, case: Case) -> None:
     assert (before.key != after.key) is bool(case.field)
 
 
-def test_another_folder_of_the_same_project_has_the_same_key(job: Job) -> None:
+def test_another_directory_of_the_same_project_has_the_same_key(job: Job) -> None:
     """Jobs often run in a folder made for them."""
     one = job.key()
     shutil.copytree(job.work, job.top / "other")
@@ -234,17 +234,17 @@ def test_another_folder_of_the_same_project_has_the_same_key(job: Job) -> None:
     script = {"commands": ("make deps",), "inputs": ()}
     assert job.key(**script).key != job.key(**script, cwd=f"{job.top}/other").key, "who knows what it reads there"
     told = [
-        job.key(commands=("make deps",), cwd=str(folder), inputs=(f"{folder}/data",))
-        for folder in (job.work, job.top / "other")
+        job.key(commands=("make deps",), cwd=str(directory), inputs=(f"{directory}/data",))
+        for directory in (job.work, job.top / "other")
     ]
     assert told[0].key == told[1].key, "the user said what it reads"
 
 
 def test_another_interpreter(job: Job) -> None:
-    asked = ask_interpreter(f"{job.venv}/bin/python", job.environ, "/")
+    asked = probe_interpreter(f"{job.venv}/bin/python", job.environ, "/")
     if not os.access(SYSTEM_PYTHON, os.X_OK):
         lacking(f"there is no {SYSTEM_PYTHON}")
-    if ask_interpreter(SYSTEM_PYTHON, job.environ, "/").build == asked.build:
+    if probe_interpreter(SYSTEM_PYTHON, job.environ, "/").build == asked.build:
         pytest.skip(f"{SYSTEM_PYTHON}, the only other one that could be there, is that of these tests")
     before = job.key()
     shutil.rmtree(job.venv)
@@ -330,7 +330,7 @@ def test_a_requirement_file_within_a_target_counts(job: Job) -> None:
     before = job.key(targets=targets)
     (job.work / "requirements.txt").write_text("one==2.0\n")
     assert job.key(targets=targets).key != before.key
-    assert "helper lies in a target: it does not count as an input" in before.notes
+    assert "helper lies in a target, so it does not count as an input" in before.notes
 
 
 def test_asking_changes_nothing(job: Job) -> None:
@@ -346,7 +346,7 @@ def test_asking_changes_nothing(job: Job) -> None:
 # ---- requirements ------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_pinned_is_told_and_ages(job: Job) -> None:
+def test_what_is_not_pinned_is_reported_and_ages(job: Job) -> None:
     (job.work / "more.txt").write_text("two>=1\nthree\nfour==1.*\nfive; python_version < '3'\nsix\n-c pins.txt\n")
     (job.work / "pins.txt").write_text("six==1.0\nseven\n")
     keyed = job.key(commands=("pip install -r requirements.txt eight",))
@@ -447,8 +447,13 @@ def test_no_secret_gets_out(job: Job) -> None:
     empty = job.key()
     told = explain(keyed.document, [("0" * 64, empty.document)])
     back = explain(empty.document, [("0" * 64, keyed.document)])
-    everything = [repr(keyed), encode(keyed.document).decode(), *lines(told, 100), *lines(back, 100)]
-    everything += [json.dumps(rows(told)), json.dumps(rows(back))]
+    everything = [
+        repr(keyed),
+        encode(keyed.document).decode(),
+        *explain_lines(told, 100),
+        *explain_lines(back, 100),
+    ]
+    everything += [json.dumps(explain_rows(told)), json.dumps(explain_rows(back))]
     errors = [{"inputs": (f"{job.work}/missing",)}, {"targets": ("/etc",)}, {"python": f"{job.top}/missing"}]
     for more in errors:
         with pytest.raises(BootseerError) as caught:
@@ -480,8 +485,8 @@ def program(path: Path, text: str) -> str:
         ("exit 3", r"exit status 3\): it wrote nothing"),
         ("echo nonsense; printf '\\033[31m'", "nonsense|\\?\\[31m"),
         ("echo; echo 'bootseer-base {}'", "exit status 0"),
-        ('echo; echo "bootseer-base $2 {}"', "not understood"),
-        ('echo; echo "bootseer-base $2 [[[["', "not understood"),
+        ('echo; echo "bootseer-base $2 {}"', "invalid report"),
+        ('echo; echo "bootseer-base $2 [[[["', "invalid report"),
         ('echo; printf "bootseer-base $2 {"', "exit status 0"),
         ("exec head -c 20000000 /dev/zero", "more than 16777216 bytes"),
     ],
@@ -489,19 +494,19 @@ def program(path: Path, text: str) -> str:
 def test_an_interpreter_that_is_none(tmp_path: Path, text: str, message: str) -> None:
     python = program(tmp_path / "python", text)
     with pytest.raises(ConfigError, match=message) as caught:
-        ask_interpreter(python, {"PATH": os.environ["PATH"]}, "/")
+        probe_interpreter(python, {"PATH": os.environ["PATH"]}, "/")
     assert str(caught.value).startswith(f"{python}: ")
     assert str(caught.value).isprintable()
 
 
 def test_an_interpreter_that_cannot_run_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="cannot be run"):
-        ask_interpreter(f"{tmp_path}/missing", {}, "/")
+        probe_interpreter(f"{tmp_path}/missing", {}, "/")
     with pytest.raises(ConfigError, match="cannot be run"):
-        ask_interpreter(sys.executable, {}, f"{tmp_path}/missing")
-    monkeypatch.setattr(base, "PATIENCE_S", 0.2)
-    with pytest.raises(LaunchError, match=r"did not say within 0.2 s"):
-        ask_interpreter(program(tmp_path / "python", "exec sleep 600"), {"PATH": os.environ["PATH"]}, "/")
+        probe_interpreter(sys.executable, {}, f"{tmp_path}/missing")
+    monkeypatch.setattr(base, "PROBE_TIMEOUT_S", 0.2)
+    with pytest.raises(LaunchError, match=r"did not report within 0.2 s"):
+        probe_interpreter(program(tmp_path / "python", "exec sleep 600"), {"PATH": os.environ["PATH"]}, "/")
 
 
 @pytest.fixture
@@ -526,7 +531,7 @@ def noisy(job: Job) -> Iterator[Job]:
 def test_start_up_code_is_the_interpreters_own_business(noisy: Job) -> None:
     started_s = time.monotonic()
     assert noisy.key().document.base["target:dist:inner"].startswith("1.0 ")
-    assert time.monotonic() - started_s < base.PATIENCE_S / 2, "its child was waited for"
+    assert time.monotonic() - started_s < base.PROBE_TIMEOUT_S / 2, "its child was waited for"
 
 
 def test_conda_packages_are_known_by_name_version_and_build(job: Job) -> None:
@@ -547,9 +552,9 @@ def test_hundreds_of_distributions_take_no_time(job: Job) -> None:
     took_s = []
     for _ in range(3):
         started_s = time.monotonic()
-        found = ask_interpreter(python, job.environ, "/")
+        found = probe_interpreter(python, job.environ, "/")
         took_s.append(time.monotonic() - started_s)
-    assert sum(len(folder.distributions) for folder in found.folders) >= 201
+    assert sum(len(directory.distributions) for directory in found.folders) >= 201
     assert min(took_s) < 1.0, "a fifth of a second on an idle machine"
 
 

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.lease import BuilderLease, Cannot
-from bootseer.env.store import EnvStore, Found
+from bootseer.env.store.lease import BuilderLease, LeaseUnavailable
+from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.storage import open_store
 from bootseer.trust import Trust
+from tests.campaign import IS_FULL
 from tests.env_parts import NOW_S, document, write_environment
 from tests.support import Program, wait_until
 
 BUILDER = os.path.join(os.path.dirname(__file__), "env_builder.py")
 BEAT_S = 0.15
-KILLS = 100 if os.environ.get("BOOTSEER_CAMPAIGN") == "full" else 20
+KILLS = 100 if IS_FULL else 20
 KEY, _ = document()
 
 
@@ -37,7 +38,7 @@ def ended() -> Iterator[None]:
 def test_web_servers_have_no_builder(tmp_path: Path) -> None:
     from tests.contract import servers
 
-    with servers.serve_folder(tmp_path) as url:
+    with servers.serve_directory(tmp_path) as url:
 
         async def nothing() -> None:
             return None
@@ -49,20 +50,22 @@ def test_web_servers_have_no_builder(tmp_path: Path) -> None:
             finally:
                 await store.aclose()
 
-        assert isinstance(aio.run_sync(ask()), Cannot)
+        assert isinstance(aio.run_sync(ask()), LeaseUnavailable)
 
 
 # ---- killed at any moment ------------------------------------------------------------------------------------
 
 
-def snapshots(url: Path) -> tuple[list[str], Found | None]:
+def snapshots(url: Path) -> tuple[list[str], FoundSnapshot | None]:
     """Files of generations, and what a start would find."""
-    folder = url / "keys" / KEY
+    directory = url / "keys" / KEY
     names = (
-        sorted(each.name for each in folder.iterdir() if each.name.startswith("env-")) if folder.exists() else []
+        sorted(each.name for each in directory.iterdir() if each.name.startswith("env-"))
+        if directory.exists()
+        else []
     )
 
-    async def find() -> Found | None:
+    async def find() -> FoundSnapshot | None:
         return await EnvStore(open_store(str(url)), str(url), Trust()).find(KEY, NOW_S)
 
     return names, aio.run_sync(find())

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.env.mounted import mount_env
-from bootseer.env.restore import Mounting
-from bootseer.env.setup_keeper_mount import begin_spares
+from bootseer.env.restore.mounted import mount_env
+from bootseer.env.restore.restore import MountOptions
+from bootseer.env.service.mount import begin_spares
 from bootseer.errors import ConfigError, IntegrityError
-from bootseer.mounts import kernel, tree_waiting
-from bootseer.mounts.holder import Holder
-from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
+from bootseer.linux import mount as kernel
+from bootseer.mounts.sandbox.process import ImageSandbox
+from bootseer.mounts.tree_daemon import waiting as tree_waiting
+from bootseer.mounts.tree_daemon.mount import TreeOptions, unmount_tree
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.test_env_restore import (
     Env,
@@ -43,16 +44,16 @@ class Job:
 
     def __init__(self, top: Path) -> None:
         self.top = top
-        self._holders: list[Holder] = []
+        self._sandboxes: list[ImageSandbox] = []
 
-    def mounting(self) -> Mounting:
-        self._holders.append(Holder())
-        return Mounting(self._holders[-1], options=TreeOptions(idle_s=0.0))
+    def mounting(self) -> MountOptions:
+        self._sandboxes.append(ImageSandbox())
+        return MountOptions(self._sandboxes[-1], options=TreeOptions(idle_s=0.0))
 
     def close(self) -> None:
-        for holder in self._holders:
-            if holder.pid:
-                holder.close()
+        for sandbox in self._sandboxes:
+            if sandbox.pid:
+                sandbox.close()
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     try:
         yield made
     finally:
-        tree_waiting.end_spare()
+        tree_waiting.end_spare_daemon()
         made.close()
         aio.close()
         while kernel.clear(os.fspath(tmp_path)):
@@ -95,7 +96,11 @@ def test_ranks_see_the_environment_and_the_node_does_not(tmp_path: Path, job: Jo
         assert (done.how, done.failures, done.notes) == ("mount", (), ())
         found = eval(
             run(
-                done.prefix, sys.executable, "-c", "from bootseer.testing.trees import Seen; " + LOOK, str(target)
+                done.prefix,
+                sys.executable,
+                "-c",
+                LOOK,
+                str(target),
             ),
             _seen(),
         )
@@ -119,9 +124,9 @@ def test_ranks_see_the_environment_and_the_node_does_not(tmp_path: Path, job: Jo
 
 
 def _seen() -> dict[str, object]:
-    from bootseer.testing.trees import Seen
+    from bootseer.testing.trees import FileFacts
 
-    return {"Seen": Seen}
+    return {"FileFacts": FileFacts}
 
 
 def test_the_working_directory_may_be_in_a_target(tmp_path: Path, job: Job) -> None:
@@ -185,7 +190,7 @@ def order_for(env: Env, target: Path) -> dict[str, object]:
     return {"ways": ["there", "mount", "unpack"], "spec": spec}
 
 
-def test_the_daemon_that_the_keeper_began_with_is_taken(tmp_path: Path, job: Job) -> None:
+def test_the_daemon_that_the_service_began_with_is_taken(tmp_path: Path, job: Job) -> None:
     target = tmp_path / "venv"
     make_target(target)
     env = make_env(tmp_path, target)
@@ -194,7 +199,7 @@ def test_the_daemon_that_the_keeper_began_with_is_taken(tmp_path: Path, job: Job
     done = env.restore(mounting=job.mounting())
     assert done.mounted is not None
     assert os.getsid(int(str(done.mounted.status()["pid"]))) == spare._process.pid
-    assert tree_waiting.take_spare() is None
+    assert tree_waiting.take_spare_daemon() is None
     done.mounted.close()
     end(env)
 
@@ -206,9 +211,9 @@ def test_no_daemon_is_begun_where_the_environment_is_there(tmp_path: Path, job: 
     assert env.restore(ways=("unpack",)).how == "unpack"
     order = order_for(env, target)
     begin_spares(order)
-    assert tree_waiting.take_spare() is None
+    assert tree_waiting.take_spare_daemon() is None
     begin_spares({**order, "ways": ["mount"]})
-    spare = tree_waiting.take_spare()
+    spare = tree_waiting.take_spare_daemon()
     assert spare is not None, "it is not asked whether it is there"
     spare.close()
     wait_tidy(tmp_path)
@@ -245,7 +250,7 @@ def test_where_nothing_can_be_mounted_it_is_unpacked(
     target = tmp_path / "venv"
     make_target(target)
     env = make_env(tmp_path, target)
-    monkeypatch.setattr("bootseer.env.mounted.may_mount", lambda: False)
+    monkeypatch.setattr("bootseer.env.restore.mounted.may_mount", lambda: False)
     done = env.restore(mounting=job.mounting())
     assert done.how == "unpack"
     assert done.failures == ("the environment is not restored by mount: mounts need root (CAP_SYS_ADMIN)",)
@@ -259,15 +264,15 @@ def test_elsewhere_it_is_unpacked(tmp_path: Path, job: Job) -> None:
     env = Env(make_difference(tmp_path / "source"), tmp_path / "store", [target])
     done = env.restore(mounting=job.mounting(), targets=[os.fspath(tmp_path / "other")])
     assert done.how == "unpack"
-    assert "another path than its own" in done.failures[0]
+    assert "has to be relocated to another path" in done.failures[0]
     assert stat.S_ISDIR((tmp_path / "other").stat().st_mode)
     wait_tidy(tmp_path)
 
 
-def test_the_root_folder_is_no_target(tmp_path: Path, job: Job) -> None:
+def test_the_root_directory_is_no_target(tmp_path: Path, job: Job) -> None:
     env = Env(make_difference(tmp_path / "source"), tmp_path / "store", [tmp_path / "venv"])
-    with pytest.raises(ConfigError, match="is the root folder"):
-        mount_env(os.fspath(env.store), env.digest, ["/"], job.mounting().holder)
+    with pytest.raises(ConfigError, match="is the root directory"):
+        mount_env(os.fspath(env.store), env.digest, ["/"], job.mounting().sandbox)
     end(env)
 
 
@@ -285,6 +290,6 @@ def test_what_is_no_environment_is_not_mounted(tmp_path: Path, job: Job) -> None
     more = make_difference(tmp_path / "more")
     write(more / "1/file", "of a second target")
     env = Env(more, tmp_path / "store2", [target])
-    with pytest.raises(IntegrityError, match="instead of one folder for each of 1 targets"):
+    with pytest.raises(IntegrityError, match="instead of one directory for each of 1 targets"):
         env.restore(ways=["mount"], mounting=job.mounting())
     assert seen(target) == before

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import pytest
 
 from bootseer import aio
-from bootseer.env.commands_look import Explained
-from bootseer.env.commands_look import explain as look
-from bootseer.env.commands_snapshot import SnapshotOptions
-from bootseer.env.commands_snapshot import snapshot as make_snapshot
+from bootseer.env.commands.look import StartExplanation
+from bootseer.env.commands.look import explain as look
+from bootseer.env.commands.snapshot import SnapshotOptions
+from bootseer.env.commands.snapshot import snapshot as make_snapshot
 from bootseer.env.spec import SetupSpec
 from tests.integration.captured_envs import environ_of, make_venv
 from tests.support import needs_program
@@ -123,7 +123,7 @@ class Project:
         for path in self.out.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def explain(self) -> Explained:
+    def explain(self) -> StartExplanation:
         return look(self.spec(), self.environ, "", say=self.said.append)
 
 
@@ -207,7 +207,7 @@ def add(path: str, text: str = "new\n") -> Edit:
     )
 
 
-def add_folder(path: str) -> Edit:
+def add_directory(path: str) -> Edit:
     return Edit(lambda project: (project.work / path).mkdir(), lambda project: (project.work / path).rmdir())
 
 
@@ -226,9 +226,9 @@ def point(path: str, to: str, back: str) -> Edit:
     return Edit(lambda project: turn(project, to), lambda project: turn(project, back))
 
 
-def git(folder: Path, *words: str) -> None:
+def git(directory: Path, *words: str) -> None:
     options = ("-c", "user.name=a", "-c", "user.email=a@b")
-    subprocess.run(["git", *options, *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["git", *options, *words], cwd=directory, check=True, capture_output=True)
 
 
 def chmod(path: str, mode: int, back: int) -> Edit:
@@ -248,7 +248,7 @@ CHANGED = {
     "a name that another file holds": edit("where", "given.txt\n"),
     "the file of that name": edit("one.txt"),
     "a file that was looked up and was not there": add("extra.txt"),
-    "a folder that was looked up and was not there": add_folder("vendor"),
+    "a folder that was looked up and was not there": add_directory("vendor"),
     "a file that a pattern matches": edit("parts/1.part"),
     "another file that a pattern would match": add("parts/2.part"),
     "a file behind a link": edit("first/text"),
@@ -279,7 +279,7 @@ SAME = {
     "nothing": Edit(lambda _: None, lambda _: None),
     "a file that nobody reads": edit("train.py"),
     "a new file that nobody looks up": add("train2.py"),
-    "a new folder that nobody looks up": add_folder("checkpoints"),
+    "a new folder that nobody looks up": add_directory("checkpoints"),
     "what a link no longer leads to": edit("second/text"),
     "tests of a local package": edit("liby/tests/test_liby.py"),
     "a new test of a local package": add("liby/tests/test_more.py"),
@@ -347,7 +347,7 @@ def test_a_version_that_git_gives_decides_the_key(another: Project) -> None:
     assert project.explain().found is None
 
 
-def test_what_we_leave_in_a_folder_that_set_up_lists_decides_nothing(another: Project) -> None:
+def test_what_we_leave_in_a_directory_that_set_up_lists_decides_nothing(another: Project) -> None:
     """As where the environment and its store lie in the project, whose folder an installer lists."""
     another.out = another.work / "made"
     another.out.mkdir()

@@ -20,22 +20,23 @@ import msgspec
 import pytest
 
 from bootseer import aio
-from bootseer.env import renames
-from bootseer.env.env_tree import OpenEnvTree, StoredTree
-from bootseer.env.markers import digest_of, open_markers
-from bootseer.env.restore import Restored, recover, restore
-from bootseer.env.restore_there import is_there
-from bootseer.env.settling import settle
-from bootseer.env.snapshot import Snapshot
-from bootseer.env.staging import PREFIX, claim
-from bootseer.env.walk import walk
+from bootseer.env.capture.walk import walk
+from bootseer.env.restore import renames
+from bootseer.env.restore.in_place import is_there
+from bootseer.env.restore.markers import digest_of, open_markers
+from bootseer.env.restore.restore import Restored, recover, restore
+from bootseer.env.restore.staging import PREFIX, claim
+from bootseer.env.restore.sync import sync_targets
+from bootseer.env.store.env_tree import OpenEnvTree, StoredTree
+from bootseer.env.store.snapshot import Snapshot
 from bootseer.errors import BootseerError, ConfigError, DigestMismatch, StorageError, StorageTimeout
-from bootseer.testing.trees import MemoryPacks, Seen, snapshot
+from bootseer.testing.trees import FileFacts, MemoryPacks, snapshot
 from bootseer.tree import compression
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Index, encode
 from bootseer.tree.index import digest_of as index_digest
+from tests.campaign import IS_FULL
 from tests.integration.test_materialise_user import USER, User
 from tests.support import Programs, lacking, python, wait_until
 
@@ -58,7 +59,9 @@ class Env:
     def __init__(self, source: Path, store: Path, targets: Sequence[Path], opaque: Sequence[bytes] = ()) -> None:
         (store / "packs").mkdir(parents=True)
         (store / "index").mkdir()
-        built = build(Folder(os.fspath(source)), lambda digest, data: _put(store / "packs" / digest, data))
+        built = build(
+            DirectorySource(os.fspath(source)), lambda digest, data: _put(store / "packs" / digest, data)
+        )
         index: Index = built.tree
         places = [entry for entry in range(len(index)) if index.path(entry) in opaque]
         index = msgspec.structs.replace(index, opaque=places)
@@ -101,7 +104,7 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> Path:
     return path
 
 
-def make_target(target: Path) -> dict[bytes, Seen]:
+def make_target(target: Path) -> dict[bytes, FileFacts]:
     """What is there before."""
     write(target / "bin/python", "an interpreter", mode=0o755)
     write(target / "bin/pip", "old", mode=0o755)
@@ -134,8 +137,8 @@ def make_difference(source: Path) -> Path:
     os.mknod(top / "lib/site/gone", stat.S_IFCHR, os.makedev(0, 0))
     os.mknod(top / "lib/site/never", stat.S_IFCHR, os.makedev(0, 0))
     (top / "lib/site/new").chmod(0o750)
-    for base, folders, _ in os.walk(top):
-        for name in folders:
+    for base, directories, _ in os.walk(top):
+        for name in directories:
             os.utime(os.path.join(base, name), ns=(TIME_NS + 1, TIME_NS + 1))
     os.utime(top, ns=(TIME_NS + 2, TIME_NS + 2))
     return source
@@ -146,7 +149,7 @@ def make_env(tmp_path: Path, target: Path) -> Env:
     return Env(source, tmp_path / "store", [target], opaque=[b"0/lib/site/opaque"])
 
 
-def wanted(tmp_path: Path, target: Path) -> dict[bytes, Seen]:
+def wanted(tmp_path: Path, target: Path) -> dict[bytes, FileFacts]:
     """What the target is to be, made by hand."""
     other = tmp_path / "wanted"
     make_target(other)
@@ -157,8 +160,8 @@ def wanted(tmp_path: Path, target: Path) -> dict[bytes, Seen]:
     shutil.copytree(tmp_path / "source/0", other, symlinks=True, dirs_exist_ok=True, copy_function=_copy)
     os.unlink(site / "new/again.py")
     os.link(site / "new/0.py", site / "new/again.py")
-    for base, folders, _ in os.walk(tmp_path / "source/0"):
-        for name in folders:
+    for base, directories, _ in os.walk(tmp_path / "source/0"):
+        for name in directories:
             path = os.path.join(base, name)
             shutil.copystat(path, other / os.path.relpath(path, tmp_path / "source/0"))
     shutil.copystat(tmp_path / "source/0", other)
@@ -175,16 +178,16 @@ def _copy(source: str, target: str) -> None:
     shutil.copy2(source, target, follow_symlinks=False)
 
 
-def seen(target: Path) -> dict[bytes, Seen]:
+def seen(target: Path) -> dict[bytes, FileFacts]:
     return snapshot(os.fspath(target))
 
 
-def staged(*folders: Path) -> list[str]:
-    return [name for folder in folders for name in os.listdir(folder) if name.startswith(PREFIX)]
+def staged(*directories: Path) -> list[str]:
+    return [name for directory in directories for name in os.listdir(directory) if name.startswith(PREFIX)]
 
 
-def wait_tidy(*folders: Path) -> None:
-    wait_until(lambda: not staged(*folders), 30, "the end of what was removed in the background")
+def wait_tidy(*directories: Path) -> None:
+    wait_until(lambda: not staged(*directories), 30, "the end of what was removed in the background")
 
 
 # ---- new folders, and markers ------------------------------------------------------------------------------
@@ -262,7 +265,7 @@ def test_markers_of_another_boot_count_when_all_is_on_disk(tmp_path: Path) -> No
     made = markers.write(msgspec.structs.replace(marker, is_durable=False), walk(os.fspath(target)), [b"bin"])
     assert markers.read(os.fspath(target)) == made
     assert later.read(os.fspath(target)) is None, "its files may be empty"
-    settle([os.fspath(target)], os.environ)
+    sync_targets([os.fspath(target)], os.environ)
     assert later.read(os.fspath(target)) is not None
 
 
@@ -271,12 +274,12 @@ def test_damaged_markers_do_not_count(tmp_path: Path, damage: bytes) -> None:
     target = tmp_path / "venv"
     env = Env(make_plain(tmp_path), tmp_path / "store", [target])
     env.restore()
-    folder = Path(open_markers(os.environ).folder)
-    for path in folder.iterdir():
+    directory = Path(open_markers(os.environ).folder)
+    for path in directory.iterdir():
         path.write_bytes(damage)
     assert not is_there([os.fspath(target)], KEY, env.digest)
     assert env.restore().how == "unpack"
-    assert (folder.stat().st_mode & 0o777, {path.stat().st_mode & 0o777 for path in folder.iterdir()}) == (
+    assert (directory.stat().st_mode & 0o777, {path.stat().st_mode & 0o777 for path in directory.iterdir()}) == (
         0o700,
         {0o600},
     )
@@ -308,7 +311,7 @@ def refuse_unless_tree(real: Callable[..., None], refuse: Callable[..., None]) -
     return link
 
 
-def test_a_folder_becomes_what_set_up_made_of_it(tmp_path: Path, kernel: str) -> None:
+def test_a_directory_becomes_what_set_up_made_of_it(tmp_path: Path, kernel: str) -> None:
     target = tmp_path / "venv"
     make_target(target)
     other = tmp_path / "another job"
@@ -330,7 +333,7 @@ def test_what_is_not_as_expected_is_left_alone(tmp_path: Path) -> None:
     expected = {os.fspath(target): digest_of(walk(os.fspath(target)))}
     write(target / "lib/site/more.py", "meanwhile")
     before = seen(target)
-    with pytest.raises(ConfigError, match=r"venv: was changed since its environment was looked for: start again"):
+    with pytest.raises(ConfigError, match=r"venv: changed since its environment was looked up; start again"):
         env.restore(expected=expected)
     assert seen(target) == before
     env.restore(expected={os.fspath(target): digest_of(walk(os.fspath(target)))})
@@ -366,7 +369,7 @@ def test_somebody_makes_a_name_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
         real(fd, name, to_fd, to, **more)
 
     monkeypatch.setattr(renames, "move", move)
-    with pytest.raises(ConfigError, match=r"lib/site/new: was made while the environment was put there"):
+    with pytest.raises(ConfigError, match=r"lib/site/new: another process made this while the environment was"):
         env.restore()
     (target / "lib/site/new").rmdir()
     os.utime(target / "lib/site", ns=(TIME_NS - 1, TIME_NS - 1))
@@ -413,10 +416,10 @@ def test_links_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 KILLED = """
 import json, os, signal, sys
 left = int(sys.argv[1])
-from bootseer.env import apply_journal, renames, restore, restore_unpack
-from bootseer.env.env_tree import StoredTree
-from bootseer.env.snapshot import decode
-from bootseer.env.markers import Markers
+from bootseer.env.restore import apply_journal, renames, restore, unpack as restore_unpack
+from bootseer.env.store.env_tree import StoredTree
+from bootseer.env.store.snapshot import decode
+from bootseer.env.restore.markers import Markers
 
 is_unpacking = False
 
@@ -462,7 +465,7 @@ def test_killed_at_every_step(tmp_path: Path, program: Programs, how: str, boot:
 
     What another boot makes of it is looked at after every third step, and with BOOTSEER_CAMPAIGN=full after each.
     """
-    stride = 1 if boot == "the same" or os.environ.get("BOOTSEER_CAMPAIGN") == "full" else 3
+    stride = 1 if boot == "the same" or IS_FULL else 3
     target = tmp_path / "venv"
     before = make_target(target)
     shutil.copytree(target, tmp_path / "kept", symlinks=True)
@@ -532,7 +535,7 @@ def test_killed_while_it_unpacks(tmp_path: Path, program: Programs) -> None:
     env = make_env(tmp_path, target)
     spec = tmp_path / "snapshot"
     spec.write_bytes(msgspec.json.encode(env.snapshot))
-    kill = "import os, signal\nfrom bootseer.tree import materialise_private as m\nwrite = m.write_all\n"
+    kill = "import os, signal\nfrom bootseer.tree.unpack import private as m\nwrite = m.write_all\n"
     kill += "m.write_all = lambda *a: (write(*a), os.kill(os.getpid(), signal.SIGKILL))\n"
     run = program(
         *python("-c", kill + PLAIN),
@@ -553,11 +556,13 @@ def recover_in(boot: str, target: Path) -> list[str]:
     if boot == "the same":
         return recover([os.fspath(target)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bootseer.env.restore_claim.read_boot_id", lambda: "another")
+        patch.setattr("bootseer.env.restore.claim.read_boot_id", lambda: "another")
         return recover([os.fspath(target)])
 
 
-def changes(found: dict[bytes, Seen], before: dict[bytes, Seen], after: dict[bytes, Seen]) -> object:
+def changes(
+    found: dict[bytes, FileFacts], before: dict[bytes, FileFacts], after: dict[bytes, FileFacts]
+) -> object:
     return [
         {path for path in found.keys() | other.keys() if found.get(path) != other.get(path)}
         for other in (before, after)
@@ -568,9 +573,9 @@ def changes(found: dict[bytes, Seen], before: dict[bytes, Seen], after: dict[byt
 
 PLAIN = """
 import json, os, sys
-from bootseer.env.env_tree import StoredTree
-from bootseer.env.restore import restore
-from bootseer.env.snapshot import decode
+from bootseer.env.store.env_tree import StoredTree
+from bootseer.env.restore.restore import restore
+from bootseer.env.store.snapshot import decode
 from bootseer.errors import BootseerError
 snapshot = decode(open(sys.argv[1], "rb").read(), "it")
 try:
@@ -598,7 +603,7 @@ def test_one_of_several_unpacks(tmp_path: Path, program: Programs) -> None:
 def test_waiting_is_bounded(tmp_path: Path) -> None:
     target = tmp_path / "venv"
     env = Env(make_plain(tmp_path), tmp_path / "store", [target])
-    late = pytest.raises(StorageTimeout, match=r"venv: another process has been at it for 0.1 s")
+    late = pytest.raises(StorageTimeout, match=r"venv: another process has locked it for 0.1 s")
     with claim(os.fspath(target), environ=os.environ, boot="this"), late:
         env.restore(wait_s=0.1)
     assert env.restore(wait_s=0.1).how == "unpack"
@@ -623,8 +628,8 @@ def test_ordinary_users(tmp_path: Path, program: Programs) -> None:
         (source / "0/lib/site/new").chmod(0o555)
         (source / "0/lib/site").chmod(0o555)
         env = Env(source, top / "store", [target], opaque=[b"0/lib/site/opaque"])
-        for base, folders, files in os.walk(user.home):
-            for name in (*folders, *files):
+        for base, directories, files in os.walk(user.home):
+            for name in (*directories, *files):
                 os.chown(os.path.join(base, name), USER, USER, follow_symlinks=False)
         spec = top / "snapshot"
         spec.write_bytes(msgspec.json.encode(env.snapshot))
@@ -648,15 +653,17 @@ def test_ordinary_users(tmp_path: Path, program: Programs) -> None:
 
 
 @contextmanager
-def tmpfs(folder: Path, size: str) -> Iterator[None]:
+def tmpfs(directory: Path, size: str) -> Iterator[None]:
     if not IS_ROOT:
         lacking("mounting a small file system needs root")
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "none", folder], check=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "none", directory], check=True)
     try:
         yield
     finally:
-        wait_until(lambda: subprocess.run(["umount", folder], capture_output=True).returncode == 0, 30, "umount")
+        wait_until(
+            lambda: subprocess.run(["umount", directory], capture_output=True).returncode == 0, 30, "umount"
+        )
 
 
 @pytest.mark.system
@@ -726,7 +733,7 @@ def test_two_targets_on_two_file_systems(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.system
-def test_in_a_container_folders_of_the_image_cannot_be_moved(tmp_path: Path) -> None:
+def test_in_a_container_directories_of_the_image_cannot_be_moved(tmp_path: Path) -> None:
     """Folders of a lower layer of overlayfs: what goes is moved one by one, and can be put back."""
     if not IS_ROOT:
         lacking("mounting an overlay needs root")
@@ -806,16 +813,16 @@ def test_a_venv_at_another_path(tmp_path: Path) -> None:
         wait_tidy(target.parent)
 
 
-def test_what_cannot_be_moved_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_moved_is_reported(tmp_path: Path) -> None:
     plain_env = make_plain(tmp_path)
     env = Env(plain_env, tmp_path / "store", [tmp_path / "venv"])
     env.snapshot = msgspec.structs.replace(env.snapshot, relocatable=False)
-    with pytest.raises(ConfigError, match="its snapshot says that it belongs at its own path"):
+    with pytest.raises(ConfigError, match="its snapshot is not relocatable"):
         env.restore(targets=[os.fspath(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
     write(plain_env / "0/lib/__editable___x_finder.py", f"MAPPING = {{'x': '{tmp_path}/venv/src'}}\n")
     env = Env(plain_env, tmp_path / "store2", [tmp_path / "venv"])
-    with pytest.raises(ConfigError, match=r"lib/__editable___x_finder.py names its place"):
+    with pytest.raises(ConfigError, match=r"lib/__editable___x_finder.py contains its own path"):
         env.restore(targets=[os.fspath(tmp_path / "other")])
     wait_tidy(tmp_path)
     assert not (tmp_path / "other").exists()
@@ -824,7 +831,7 @@ def test_what_cannot_be_moved_is_told(tmp_path: Path) -> None:
 # ---- ways --------------------------------------------------------------------------------------------------
 
 
-def test_what_fails_is_told_and_the_next_way_is_taken(tmp_path: Path) -> None:
+def test_what_fails_is_reported_and_the_next_way_is_taken(tmp_path: Path) -> None:
     class NoStore:
         url = ""
 
@@ -841,6 +848,6 @@ def test_what_fails_is_told_and_the_next_way_is_taken(tmp_path: Path) -> None:
     assert not target.exists()
     assert env.restore().how == "unpack"
     assert restore(env.snapshot, NoStore()).how == "there", "nothing of the store is needed"
-    with pytest.raises(ConfigError, match="no way to restore the environment is left: there"):
+    with pytest.raises(ConfigError, match="no method is left to restore the environment: there"):
         (target / "bin/tool").unlink()
         env.restore(ways=["there"])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.env import setup_run
-from bootseer.env.setup_run import SetupResult, run_setup, setup_environ
+from bootseer.env.service import commands as setup_run
+from bootseer.env.service.commands import SetupResult, run_setup, setup_environ
 from bootseer.errors import SetupFailed
 from tests.integration.captured_envs import environ_of, make_venv
 from tests.support import is_running, marked_processes, wait_until
@@ -56,7 +56,7 @@ def test_commands_run_one_after_the_other(run: Run, log: Path, tmp_path: Path) -
 def test_a_command_of_ours_is_not_counted_among_theirs(run: Run) -> None:
     with pytest.raises(SetupFailed, match=r"^set-up command 1 of 1 \(exit 3\) ended with status 3"):
         run("true", "exit 3", makes_venv=True)
-    with pytest.raises(SetupFailed, match=r"^making the virtual environment \(exit 4\) ended with status 4"):
+    with pytest.raises(SetupFailed, match=r"^creating the virtual environment \(exit 4\) ended with status 4"):
         run("exit 4", "true", makes_venv=True)
 
 
@@ -81,7 +81,7 @@ def test_failure_names_the_command_and_ends_the_rest(run: Run, tmp_path: Path) -
     assert text.startswith(
         "set-up command 2 of 3 (for i in $(seq 50); do echo line $i; done echo the reason >&2; exit 7)"
     )
-    assert f"ended with status 7: the reason (all of it: {tmp_path}/setup.log)" in text
+    assert f"ended with status 7: the reason (full output: {tmp_path}/setup.log)" in text
     assert not (tmp_path / "never").exists()
 
 
@@ -114,9 +114,9 @@ def test_secrets_are_not_in_the_message(run: Run, tmp_path: Path) -> None:
         "echo \"fatal: could not read Username for 'https://host': No such device or address\"; false",
     ],
 )
-def test_who_asks_is_told_that_nobody_answers(run: Run, command: str) -> None:
+def test_who_asks_is_reported_that_nobody_answers(run: Run, command: str) -> None:
     with pytest.raises(
-        SetupFailed, match=r"asked for input, and nobody can answer: give it --yes, -y or --no-input"
+        SetupFailed, match=r"asked for input, which set-up cannot give; add --yes, -y or --no-input"
     ):
         run(command)
 
@@ -125,8 +125,8 @@ def test_no_terminal_can_be_asked(run: Run) -> None:
     run("! (exec 3</dev/tty) 2>/dev/null")
 
 
-def test_folder_that_is_not_there(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(SetupFailed, match=f"the folder {tmp_path}/nowhere does not exist"):
+def test_directory_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed, match=f"the directory {tmp_path}/nowhere does not exist"):
         run("true", cwd=f"{tmp_path}/nowhere")
 
 
@@ -134,7 +134,7 @@ def test_deadline_ends_everything(run: Run, tmp_path: Path) -> None:
     """Also what ignores signals, and what went into a session of its own."""
     started_s = time.monotonic()
     with pytest.raises(
-        SetupFailed, match=r"command 2 of 2 .* was ended: all of them together may take 0.7 s"
+        SetupFailed, match=r"command 2 of 2 .* was ended: all commands together took more than 0.7 s"
     ) as failed:
         run(
             "sleep 0.1",
@@ -166,7 +166,7 @@ def test_error_of_who_follows_ends_everything(run: Run) -> None:
 def test_nothing_survives_who_ran_it(tmp_path: Path) -> None:
     """A launcher that is killed takes its set-up with it."""
     program = textwrap.dedent(f"""
-        from bootseer.env.setup_run import run_setup
+        from bootseer.env.service.commands import run_setup
         import os
         os.chdir({os.fspath(tmp_path)!r})
         run_setup(["setsid sleep 600 & touch ready; sleep 600"], environ=dict(os.environ), cwd=os.getcwd(),
@@ -182,12 +182,12 @@ def test_nothing_survives_who_ran_it(tmp_path: Path) -> None:
 
 
 def test_supervisor_that_is_killed(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(SetupFailed, match="was ended from outside"):
+    with pytest.raises(SetupFailed, match="was ended by another process"):
         run("kill -9 $PPID")
 
 
 def test_endless_output(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup_run, "MOST_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(setup_run, "MAX_LOG_BYTES", 1 << 20)
     with pytest.raises(SetupFailed, match="it wrote more than 1 MiB"):
         run("yes")
 
@@ -196,7 +196,7 @@ def test_lines_of_any_kind(run: Run) -> None:
     lines: list[str] = []
     run(r"printf '10%%\r50%%\r100%%\nbad \377 byte\n'; head -c 100000 /dev/zero | tr '\0' x", on_line=lines.append)
     assert lines[:2] == ["100%", "bad \ufffd byte"]
-    assert lines[2] == "x" * setup_run.MOST_LINE_BYTES
+    assert lines[2] == "x" * setup_run.MAX_LINE_BYTES
 
 
 def test_environment_of_commands(run: Run, tmp_path: Path, log: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.lease import Cannot
-from bootseer.env.store import EnvStore, Published
+from bootseer.env.store.lease import LeaseUnavailable
+from bootseer.env.store.store import EnvStore, PublishedSnapshot
 from bootseer.errors import IntegrityError, SourceChanged, StorageError, Unavailable, Untrusted
 from bootseer.storage import Store, open_store
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
@@ -74,7 +74,7 @@ def anybodys(tmp_path: Path) -> Sides:
 def web(tmp_path: Path) -> Iterator[Callable[..., Sides]]:
     (tmp_path / "envs").mkdir()
     stores: list[Store] = []
-    with servers.serve_folder(tmp_path / "envs") as url:
+    with servers.serve_directory(tmp_path / "envs") as url:
 
         def open_(trust: Trust = ADAS) -> Sides:
             async def begin() -> Store:
@@ -118,10 +118,10 @@ def test_a_web_server_is_read(local: Sides, web: Callable[..., Sides], files: Pa
 def test_a_web_server_is_not_written(web: Callable[..., Sides], files: Path, tmp_path: Path) -> None:
     sides = web()
     found = aio.run_sync(sides.env.prepare(KEY, DOCUMENT, ADA))
-    assert isinstance(found, Cannot)
-    assert "every node installs for itself" in found.why
+    assert isinstance(found, LeaseUnavailable)
+    assert "each node installs on its own" in found.why
     assert list((tmp_path / "envs").iterdir()) == []
-    with pytest.raises(StorageError, match="is a web server, which is only read"):
+    with pytest.raises(StorageError, match="is a web server, which is read-only"):
         try:
             aio.run_sync(sides.env.gc(0, 0, NOW_S))
         except Exception as error:
@@ -131,11 +131,11 @@ def test_a_web_server_is_not_written(web: Callable[..., Sides], files: Path, tmp
 def test_nothing_is_published_that_nobody_would_believe(anybodys: Sides, files: Path, tmp_path: Path) -> None:
     for key in (None, EVE):
         found = aio.run_sync(anybodys.env.prepare(KEY, DOCUMENT, key))
-        assert isinstance(found, Cannot)
-        assert "the next start would not believe it" in found.why
+        assert isinstance(found, LeaseUnavailable)
+        assert "the next start would not trust it" in found.why
         assert "bootseer keys" in found.why
         assert "\n" not in found.why
-        assert isinstance(publish(anybodys.env, files, key=key), Cannot)
+        assert isinstance(publish(anybodys.env, files, key=key), LeaseUnavailable)
     assert not list((tmp_path / "envs").rglob("env-*"))
     assert aio.run_sync(anybodys.env.prepare(KEY, DOCUMENT, ADA)) is None
 
@@ -155,21 +155,21 @@ def test_what_no_reader_would_take_is_not_published(local: Sides, files: Path, t
             aio.run_sync(local.env.publish(snapshot, data, index, ADA))
         assert not list((tmp_path / "envs").rglob("env-*"))
 
-    refused(right, DOCUMENT + b" ", built.index_bytes, IntegrityError, "is not that of the key")
-    refused(right, b"x" * (2 << 20), built.index_bytes, IntegrityError, "is not that of the key")
+    refused(right, DOCUMENT + b" ", built.index_bytes, IntegrityError, "does not match the key")
+    refused(right, b"x" * (2 << 20), built.index_bytes, IntegrityError, "does not match the key")
     refused(right, DOCUMENT, built.index_bytes[:-1], IntegrityError, "is damaged")
     two = make_snapshot(KEY, built.digest, len(built.index_bytes), targets=["/a", "/b"])
-    refused(two, DOCUMENT, built.index_bytes, IntegrityError, "one folder for each of 2 targets")
+    refused(two, DOCUMENT, built.index_bytes, IntegrityError, "one directory for each of 2 targets")
     other = make_snapshot("b" * 64, built.digest, len(built.index_bytes))
-    refused(other, DOCUMENT, built.index_bytes, IntegrityError, "is not that of the key")
+    refused(other, DOCUMENT, built.index_bytes, IntegrityError, "does not match the key")
     bad = make_snapshot(KEY, built.digest, len(built.index_bytes), targets=["../x"])
     refused(bad, DOCUMENT, built.index_bytes, IntegrityError, "is not absolute")
     (pack,) = (tmp_path / "envs" / "trees" / KEY / "packs").iterdir()
     whole = pack.read_bytes()
     pack.write_bytes(whole[:-1])
-    refused(right, DOCUMENT, built.index_bytes, SourceChanged, "was taken away during the build")
+    refused(right, DOCUMENT, built.index_bytes, SourceChanged, "was removed during the build")
     pack.unlink()
-    refused(right, DOCUMENT, built.index_bytes, SourceChanged, "was taken away during the build")
+    refused(right, DOCUMENT, built.index_bytes, SourceChanged, "was removed during the build")
     build_into(local.env, KEY, files)
     assert aio.run_sync(local.env.publish(right, DOCUMENT, built.index_bytes, ADA)).is_ours
 
@@ -212,7 +212,7 @@ def test_answers_to_publishing_are_lost(local: Sides, files: Path, lost: int, tm
     sides = Sides(store, local.env.url)
     store.plan = [Fault(Kind.LOST, "publish", path="*/env-*", calls=range(lost))]
     published = publish(sides.env, files)
-    assert isinstance(published, Published)
+    assert isinstance(published, PublishedSnapshot)
     assert published.is_ours
     assert [each.name for each in (tmp_path / "envs" / "keys" / KEY).glob("env-*")] == ["env-000001.json"]
 
@@ -267,7 +267,7 @@ def test_links_in_a_store_are_refused(local: Sides, files: Path, tmp_path: Path)
         link = root / above
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(outside)
-        with pytest.raises(Untrusted, match="is a symbolic link, which no environment store has"):
+        with pytest.raises(Untrusted, match="is a symbolic link, which an environment store must not contain"):
             aio.run_sync(local.env.prepare(KEY, DOCUMENT, ADA))
         link.unlink()
     assert list(outside.iterdir()) == []

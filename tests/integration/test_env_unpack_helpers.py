@@ -18,17 +18,18 @@ import pytest
 
 from bootseer import aio
 from bootseer.blocks import open_cache
-from bootseer.env import restore_unpack, unpack_helpers, unpack_processes
-from bootseer.env.restore import Restored, restore
-from bootseer.env.restore_there import is_there
-from bootseer.env.setup_keeper_mount import end_spares
-from bootseer.env.unpack_helpers import WORTH_FILES
-from bootseer.env.unpack_processes import HelperProcess
+from bootseer.env.restore import unpack as restore_unpack
+from bootseer.env.restore import unpack_helpers, unpack_processes
+from bootseer.env.restore.in_place import is_there
+from bootseer.env.restore.restore import Restored, restore
+from bootseer.env.restore.unpack_helpers import WORTH_FILES
+from bootseer.env.restore.unpack_processes import UnpackProcess
+from bootseer.env.service.mount import end_spares
 from bootseer.errors import DigestMismatch, StorageError
-from bootseer.storage.local import LocalStore
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.trees import Tree, make_tree, write_tree
-from bootseer.tree import materialise_portions
 from bootseer.tree.reading import StoreBlocks
+from bootseer.tree.unpack import portions as materialise_portions
 from tests.integration.test_env_restore import (
     IS_ROOT,
     KEY,
@@ -52,7 +53,7 @@ def _two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two processes, however many cores there are, and several portions for each, however little there is."""
     monkeypatch.setenv("BOOTSEER_CACHE", os.fspath(tmp_path / "cache"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(materialise_portions, "LEAST_COST_BYTES", 1 << 20)
+    monkeypatch.setattr(materialise_portions, "MIN_COST_BYTES", 1 << 20)
     yield
     aio.close()
 
@@ -131,7 +132,7 @@ def test_as_by_one_process(tmp_path: Path, used: list[str], seed: int) -> None:
     wait_tidy(tmp_path)
 
 
-def test_a_folder_that_exists(tmp_path: Path, used: list[str]) -> None:
+def test_a_directory_that_exists(tmp_path: Path, used: list[str]) -> None:
     """Deletions, what hides what was there, files for folders."""
     target = tmp_path / "venv"
     make_target(target)
@@ -177,11 +178,11 @@ def test_blocks_that_the_node_has_are_not_asked_for(tmp_path: Path, used: list[s
 # In each of them, before anything else runs: `in_helper` is told of batches, and may do what it likes.
 HOOK = """
 import os, sys
-if "bootseer.env.unpack_helper" in sys.orig_argv:
+if "bootseer.env.restore.unpack_helper" in sys.orig_argv:
     import signal, time
-    from bootseer.tree import materialise
-    from bootseer.tree.materialise_private import PrivateWriter
-    real_batch, real_portion = PrivateWriter.write_batch, materialise.write_portion
+    from bootseer.tree.unpack import tree as materialise
+    from bootseer.tree.unpack.private import PrivateWriter
+    real_batch, real_portion = PrivateWriter.write_batch, materialise.unpack_portion
     batches = 0
     def write_batch(self, numbers):
         global batches
@@ -200,17 +201,17 @@ def write_portion(*arguments, on_progress, **more):
     done = real_portion(*arguments, on_progress=on_progress, **more)
     on_progress(0, 1)
     return done
-materialise.write_portion = write_portion
+materialise.unpack_portion = write_portion
 """
-TOO_MUCH = "materialise.write_portion = lambda *a, on_progress, **k: on_progress(1 << 40, 1) or {}"
+TOO_MUCH = "materialise.unpack_portion = lambda *a, on_progress, **k: on_progress(1 << 40, 1) or {}"
 AWAY = """
 from bootseer.errors import Unavailable
 def before_batch():
     raise Unavailable("the store is away for a moment")
 """
-ENDED = r"a process that unpacks has ended with status"
-SILENT = r"a process that unpacks has written nothing for 1 s"
-WRONG = r"a process that unpacks says what cannot be"
+ENDED = r"an unpack process has ended with status"
+SILENT = r"an unpack process has written nothing for 1 s"
+WRONG = r"an unpack process sent an impossible report"
 FAULTS: dict[str, tuple[str, str]] = {
     "killed": ("def before_batch():\n    if at(2): os.kill(os.getpid(), signal.SIGKILL)", f"{ENDED} -9"),
     "breaks": ("def before_batch():\n    if at(2): raise MemoryError", f"{ENDED} 1"),
@@ -218,21 +219,21 @@ FAULTS: dict[str, tuple[str, str]] = {
     "hangs": ("def before_batch():\n    if at(2): signal.pause()", SILENT),
     "is stopped": ("def before_batch():\n    if at(2): os.kill(os.getpid(), signal.SIGSTOP)", SILENT),
     "never begins": ("signal.pause()", SILENT),
-    "has not written": ("materialise.write_portion = lambda *a, **k: {}", WRONG),
+    "has not written": ("materialise.unpack_portion = lambda *a, **k: {}", WRONG),
     "says too much": (TOO_MUCH, WRONG),
     "says it twice": (TWICE, WRONG),
-    "says nonsense": ("os.write(1, b'{\\n')", r"a process that unpacks says what nobody understands"),
+    "says nonsense": ("os.write(1, b'{\\n')", r"an unpack process sent an unreadable report"),
     "cannot reach the store": (AWAY, r"the store is away for a moment"),
 }
 
 
 def hooked(tmp_path: Path, what: str) -> dict[str, str]:
     """Variables with which helpers do that."""
-    folder = tmp_path / "hook"
-    folder.mkdir(exist_ok=True)
+    directory = tmp_path / "hook"
+    directory.mkdir(exist_ok=True)
     lines = "".join(f"    {line}\n" for line in what.splitlines())
-    (folder / "sitecustomize.py").write_text(HOOK + lines)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([os.fspath(folder), os.fspath(TOP)])}
+    (directory / "sitecustomize.py").write_text(HOOK + lines)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([os.fspath(directory), os.fspath(TOP)])}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -249,7 +250,7 @@ def test_one_process_does_it_then(
     done = restore(env.snapshot, env.tree, environ=environ)
     assert done.how == "unpack"
     assert len(done.notes) == 1
-    assert re.fullmatch(f"the environment is unpacked by one process alone: {said}", done.notes[0]), done.notes
+    assert re.fullmatch(f"the environment is unpacked by a single process: {said}", done.notes[0]), done.notes
     assert used == ["2 others", "one process"]
     assert seen(target) == seen(tmp_path / "plain/0")
     assert restore(env.snapshot, env.tree, environ=environ).how == "there"
@@ -307,7 +308,7 @@ def test_stores_for_which_none_are_begun(url: str) -> None:
     assert unpack_processes._spare == []
 
 
-def test_a_damaged_block_is_told_as_ever(tmp_path: Path, used: list[str]) -> None:
+def test_a_damaged_block_is_reported_as_ever(tmp_path: Path, used: list[str]) -> None:
     """One process would not read it either."""
     target = tmp_path / "venv"
     before = make_target(target)
@@ -347,15 +348,15 @@ def before_batch():
 def test_what_one_said_last_counts(tmp_path: Path, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it has ended before it is told of its next portion."""
     env = large(Env(make_plain(tmp_path / "plain"), tmp_path / "store", [tmp_path / "venv"]))
-    real, told = HelperProcess.tell, Counter[int]()
+    real, told = UnpackProcess.tell, Counter[int]()
 
-    def tell(self: HelperProcess, line: bytes) -> None:
+    def tell(self: UnpackProcess, line: bytes) -> None:
         told[self.said_fd] += 1
         if told[self.said_fd] > 3:  # its order, its beginning and a portion
             self.process.wait(30)
         real(self, line)
 
-    monkeypatch.setattr(HelperProcess, "tell", tell)
+    monkeypatch.setattr(UnpackProcess, "tell", tell)
     with pytest.raises(StorageError, match=r"^no room$"):
         restore(env.snapshot, env.tree, environ=hooked(tmp_path, FULL))
     assert max(told.values()) > 3
@@ -385,7 +386,7 @@ def test_whoever_waits_is_killed(tmp_path: Path, program: Programs) -> None:
     spec = tmp_path / "snapshot"
     spec.write_bytes(msgspec.json.encode(env.snapshot))
     environ = hooked(tmp_path, WAITING.format(folder=os.fspath(places)))
-    small = "import os\nfrom bootseer.tree import materialise_portions as m\nm.LEAST_COST_BYTES = 1 << 20\n"
+    small = "import os\nfrom bootseer.tree.unpack import portions as m\nm.MIN_COST_BYTES = 1 << 20\n"
     small += "os.sched_getaffinity = lambda _: {0, 1}\n"
     run = program.start(
         *python("-c", small + PLAIN),

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from bootseer.errors import ConfigError, StorageError
-from bootseer.mounts import kernel
-from bootseer.mounts.erofs_mount import mount_erofs
-from bootseer.mounts.overlay import mount_overlay
+from bootseer.linux import mount as kernel
+from bootseer.mounts.device.erofs_mount import mount_erofs
+from bootseer.mounts.sandbox.overlay import mount_overlay
 from bootseer.tree import erofs
 from tests.integration import flat_stack
 from tests.integration.flat_stack import Stack, need_erofs, need_tool, wait_until_blocked, wait_until_far
@@ -31,7 +31,7 @@ from tests.made_trees import (
     expected,
     file,
     folder,
-    in_folders,
+    in_directories,
     make,
     materialise,
     observe,
@@ -89,7 +89,7 @@ def test_everything(top: Path) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=trees())
 def test_any_tree(top: Path, made: Made) -> None:
-    for index in (made.index, in_folders(made.index)):  # the latter as they are built
+    for index in (made.index, in_directories(made.index)):  # the latter as they are built
         shown = Shown(top, made._replace(index=index))
         try:
             assert differences(observe(shown.folder), expected(made)) == []
@@ -160,7 +160,7 @@ def test_what_cannot_be_mounted(top: Path) -> None:
             mount_erofs(metadata, device, str(target))
         assert "\n" not in str(caught.value)
     Path(top / "zeros").write_bytes(bytes(8192))
-    with pytest.raises(StorageError, match="invalid argument; dmesg may say why"):
+    with pytest.raises(StorageError, match="invalid argument; dmesg may show why"):
         mount_erofs(str(top / "zeros"), shown.device, str(other))
     kernel.mount("tmpfs", str(other), "tmpfs", 0)
     (other / "metadata").write_bytes(Path(shown.metadata).read_bytes())
@@ -181,7 +181,7 @@ def test_paths_with_commas(top: Path) -> None:
 # ---- layers --------------------------------------------------------------------------------------------------
 
 
-def test_whiteouts_and_opaque_folders_hide_what_is_below(top: Path) -> None:
+def test_whiteouts_and_opaque_directories_hide_what_is_below(top: Path) -> None:
     below = make([file(b"gone", b"1"), file(b"stays", b"2"), folder(b"d"), file(b"d/hidden", b"3"), folder(b"e"),
                   file(b"e/x", b"4"), file(b"changed", b"5")])  # fmt: skip
     above = make([whiteout(b"gone"), folder(b"d", is_opaque=True), file(b"d/new", b"6"), file(b"changed", b"7"),
@@ -190,7 +190,7 @@ def test_whiteouts_and_opaque_folders_hide_what_is_below(top: Path) -> None:
         (top / name).mkdir()
     lowers = [Shown(top / "above", above).folder, Shown(top / "below", below).folder]
     for upper in (False, True):
-        merged = _folders(top, f"merged{upper}", f"upper{upper}", f"work{upper}")
+        merged = _directories(top, f"merged{upper}", f"upper{upper}", f"work{upper}")
         mount_overlay(lowers, merged[0], upper=merged[1] if upper else "", work=merged[2] if upper else "")
         assert {path: seen.size for path, seen in observe(merged[0]).items() if seen.sha256 or seen.target} == {
             b"stays": 1, b"d/new": 1, b"changed": 1, b"link": 5,
@@ -199,9 +199,9 @@ def test_whiteouts_and_opaque_folders_hide_what_is_below(top: Path) -> None:
         assert os.listdir(f"{merged[0]}/e") == []
 
 
-def test_what_is_written_goes_to_the_upper_folder(top: Path) -> None:
+def test_what_is_written_goes_to_the_upper_directory(top: Path) -> None:
     shown = Shown(top, make([file(b"a", b"tree", mtime_ns=5), folder(b"d"), file(b"d/b", b"x")]))
-    merged, upper, work = _folders(top, "merged", "upper", "work")
+    merged, upper, work = _directories(top, "merged", "upper", "work")
     mount_overlay([shown.folder], merged, upper=upper, work=work)
     Path(merged, "a").write_bytes(b"changed")
     Path(merged, "new").write_bytes(b"new")
@@ -218,7 +218,7 @@ def test_what_is_written_goes_to_the_upper_folder(top: Path) -> None:
 
 
 def test_layers_that_only_read(top: Path) -> None:
-    one, two, merged = _folders(top, "one", "two", "merged")
+    one, two, merged = _directories(top, "one", "two", "merged")
     Path(one, "a").write_bytes(b"1")
     Path(two, "a").write_bytes(b"2")
     Path(two, "b").write_bytes(b"2")
@@ -241,26 +241,26 @@ def test_layers_that_only_read(top: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "a:b", "a,b", "a\\b", "a\\,b", "a\\:b", "a b", "ü\n\udcff", "end\\"])
 def test_paths_of_all_kinds(top: Path, name: str) -> None:
-    lowers = _folders(top, f"1{name}", f"2{name}")
+    lowers = _directories(top, f"1{name}", f"2{name}")
     for number, lower in enumerate(lowers):
         Path(lower, f"in{number}").write_bytes(b"")
-    merged, upper, work = _folders(top, f"m{name}", f"u{name}", f"w{name}")
+    merged, upper, work = _directories(top, f"m{name}", f"u{name}", f"w{name}")
     mount_overlay(lowers, merged, upper=upper, work=work)
     Path(merged, "new").write_bytes(b"")
     assert sorted(os.listdir(merged)) == ["in0", "in1", "new"] and os.listdir(upper) == ["new"]
 
 
 def test_more_layers_than_fit_into_a_page(top: Path) -> None:
-    lowers = _folders(top, *(f"{number:0100d}" for number in range(60)))
+    lowers = _directories(top, *(f"{number:0100d}" for number in range(60)))
     for number, lower in enumerate(lowers):
         Path(lower, str(number)).write_bytes(b"")
-    [merged] = _folders(top, "merged")
+    [merged] = _directories(top, "merged")
     mount_overlay(lowers, merged)
     assert len(os.listdir(merged)) == 60
 
 
 def test_no_layers_from_nowhere(top: Path) -> None:
-    one, merged, upper = _folders(top, "one", "merged", "upper")
+    one, merged, upper = _directories(top, "one", "merged", "upper")
     for lowers, more in (([f"{top}/none"], {}), ([one, f"{top}/none"], {}), ([one, f"{top}/no,ne"], {}),
                          ([one], {"upper": upper, "work": f"{top}/none"})):  # fmt: skip
         with pytest.raises(ConfigError, match="does not exist"):
@@ -273,11 +273,11 @@ def test_no_layers_from_nowhere(top: Path) -> None:
 @pytest.mark.parametrize("owner", [0, 65534])
 def test_for_a_user_who_is_root_only_for_himself(top: Path, owner: int) -> None:
     """In a namespace of users overlayfs marks with `user.` attributes, or deleted folders would come back."""
-    one, merged, upper, work = _folders(top, "one", "merged", "upper", "work")
+    one, merged, upper, work = _directories(top, "one", "merged", "upper", "work")
     os.makedirs(f"{one}/d/e")
     os.chown(work, owner, owner)
     code = (
-        "import os, sys; from bootseer.mounts.overlay import *\n"
+        "import os, sys; from bootseer.mounts.sandbox.overlay import *\n"
         "one, merged, upper, work = sys.argv[1:]\n"
         "try: mount_overlay([one], merged, upper=upper, work=work)\n"
         "except StorageError as error: sys.exit(str(error))\n"
@@ -389,7 +389,7 @@ def test_a_server_killed_under_load(stack: Stack) -> None:
         assert kernel.unmount(above.target)
         for each in kernel.mounts_below(str(stack.top)):
             # Not always at once: a namespace that somebody made meanwhile has copies.
-            assert kernel.unmount_anyway(each.target)
+            assert kernel.unmount_lazily(each.target)
 
 
 def test_a_server_that_is_stopped_or_never_answers(stack: Stack) -> None:
@@ -438,7 +438,7 @@ def differences(found: dict[bytes, Seen], wanted: dict[bytes, Seen]) -> list[obj
     return wrong[:10]
 
 
-def _folders(top: Path, *names: str) -> list[str]:
+def _directories(top: Path, *names: str) -> list[str]:
     for name in names:
         (top / name).mkdir(parents=True)
     return [str(top / name) for name in names]

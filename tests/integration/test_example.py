@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests import support
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "examples", "train.py")
 SMALL = ("--steps", 9, "--save-every", 4, "--batch", 2, "--width", 16, "--layers", 1, "--context", 480)
 JOB = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, TRAIN, *SMALL, "--checkpoints")
+ENV = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 DIES = ("--die-rank", 1, "--die-at-step", 6)
 
 
@@ -21,16 +23,24 @@ def final_loss(run: support.Run) -> str:
     return loss
 
 
+@pytest.fixture(scope="module")
+def undisturbed_loss(tmp_path_factory) -> Iterator[str]:
+    """Of the job in which no rank dies."""
+    directory = tmp_path_factory.mktemp("whole")
+    programs = support.Programs(os.fspath(directory), [support.BOOTRUN])
+    whole = programs(*JOB, directory / "checkpoints", env=ENV, deadline_s=90)
+    assert "resumed" not in whole.stdout
+    yield final_loss(whole)
+    programs.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["bootrun", "torchrun"])
-def test_restart_changes_nothing(request, bootrun, tmp_path, launcher: str) -> None:
+def test_restart_changes_nothing(request, undisturbed_loss: str, tmp_path, launcher: str) -> None:
     launch = request.getfixturevalue(launcher)
-    env = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    whole = bootrun(*JOB, tmp_path / "whole", env=env, deadline_s=90)
-    assert "resumed" not in whole.stdout
-    broken = launch(*JOB, tmp_path / "broken", *DIES, env=env, deadline_s=90)
+    broken = launch(*JOB, tmp_path / "broken", *DIES, env=ENV, deadline_s=90)
     assert re.findall(r"resumed from step (\d+)", broken.stdout) == ["4"]
-    assert final_loss(broken) == final_loss(whole)
+    assert final_loss(broken) == undisturbed_loss
     assert sorted(os.listdir(tmp_path / "broken")) == ["step_000008.pt", "step_000009.pt"]
 
 

@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, ConfigError, StorageError
-from bootseer.mounts import fuse_wire as wire
-from bootseer.mounts import kernel
-from bootseer.mounts.flat_file import FlatFile
-from bootseer.mounts.flat_server import FILE, Done, Link, Server
-from bootseer.mounts.metadata_memory import MetadataMemory
+from bootseer.linux import mount as kernel
+from bootseer.mounts.device import fuse_wire as wire
+from bootseer.mounts.device.file import FlatFile
+from bootseer.mounts.device.metadata_memory import MetadataMemory
+from bootseer.mounts.device.server import FILE, Done, Server, SharedDescriptor
 from tests.integration import flat_stack
 from tests.integration.flat_stack import TOP, Stack, wait_until_blocked, wait_until_far
 from tests.support import wait_until
@@ -306,9 +306,12 @@ def test_late_answers_after_the_end_go_nowhere(stack: Stack) -> None:
 
 @pytest.mark.system
 def test_what_cannot_be_mounted(stack: Stack) -> None:
-    for folder, why in ((os.path.join(stack.top, "none"), "does not exist"), (str(stack.data), "no folder")):
+    for directory, why in (
+        (os.path.join(stack.top, "none"), "does not exist"),
+        (str(stack.data), "not a directory"),
+    ):
         with pytest.raises(ConfigError, match=why):
-            FlatFile(folder).start(Memory(b""))
+            FlatFile(directory).start(Memory(b""))
     code = (
         "import os, sys; from tests.integration.test_flat_file import *\n"
         "import bootseer.mounts.log; os.setuid(65534)\n"
@@ -322,18 +325,18 @@ def test_what_cannot_be_mounted(stack: Stack) -> None:
 
 @pytest.mark.system
 def test_unmount_tells_what_hinders(stack: Stack) -> None:
-    folder = stack.folder()
-    assert not kernel.unmount(folder)
-    assert not kernel.unmount(folder + "/none")
-    kernel.mount("tmpfs", folder, "tmpfs", kernel.NODEV)
-    with open(f"{folder}/open", "wb"), pytest.raises(StorageError, match="is in use"):
-        kernel.unmount(folder)
-    assert kernel.unmount(folder)
+    directory = stack.folder()
+    assert not kernel.unmount(directory)
+    assert not kernel.unmount(directory + "/none")
+    kernel.mount("tmpfs", directory, "tmpfs", kernel.NODEV)
+    with open(f"{directory}/open", "wb"), pytest.raises(StorageError, match="is in use"):
+        kernel.unmount(directory)
+    assert kernel.unmount(directory)
     with pytest.raises(ConfigError, match="modprobe nonsense"):
-        kernel.mount("x", folder, "nonsense", 0)
+        kernel.mount("x", directory, "nonsense", 0)
     with pytest.raises(StorageError, match="tmpfs of x could not be mounted: invalid argument"):
-        kernel.mount("x", folder, "tmpfs", 0, "nonsense=1")
-    assert kernel.try_mount("x", folder, "tmpfs", 0, "x" * 5000) == errno.E2BIG
+        kernel.mount("x", directory, "tmpfs", 0, "nonsense=1")
+    assert kernel.try_mount("x", directory, "tmpfs", 0, "x" * 5000) == errno.E2BIG
 
 
 @pytest.mark.system
@@ -383,7 +386,7 @@ class Wire:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.settimeout(5)
         self.lines: list[str] = []
-        link = Link(theirs.detach())
+        link = SharedDescriptor(theirs.detach())
         self.metadata = MetadataMemory(metadata) if metadata else None
         self.server = Server(link, device, self.metadata, self.lines.append)
         self._link = link
@@ -427,7 +430,7 @@ def read_body(offset: int, size: int) -> bytes:
 def test_records_have_the_sizes_of_the_kernel() -> None:
     answer = wire.greet(wire.Greeting(7, 45, 1 << 17, 0xFFFFFFFF))
     assert len(answer) == 64
-    assert struct.unpack_from("<IIII", answer) == (7, 31, 1 << 17, wire.NEEDED | wire.PARALLEL_FOLDERS)
+    assert struct.unpack_from("<IIII", answer) == (7, 31, 1 << 17, wire.NEEDED | wire.PARALLEL_DIRECTORIES)
     assert (wire.HEAD.size, wire.READ_REQUEST.size, wire.REPLY.size) == (40, 80, 16)
 
 
@@ -526,7 +529,7 @@ def test_metadata_that_is_not_there_yet_is_waited_for() -> None:
 def test_a_link_is_closed_by_its_last_user() -> None:
     """Else an answer that comes late would be written into whatever file has its number by then."""
     reading, writing = os.pipe()
-    link = Link(writing)
+    link = SharedDescriptor(writing)
     assert link.hold() and link.hold()
     link.let_go()
     link.let_go()

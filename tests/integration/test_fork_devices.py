@@ -89,12 +89,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         support.lacking("no C compiler, for a fake of NVIDIA's driver")
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "driver.c").write_text(DRIVER)
-    library = folder / "libcuda.so.1"
-    words = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, folder / "driver.c"]
+    directory = tmp_path_factory.mktemp("driver")
+    (directory / "driver.c").write_text(DRIVER)
+    library = directory / "libcuda.so.1"
+    words = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, directory / "driver.c"]
     subprocess.run(words, check=True, timeout=60)
-    return os.fspath(folder)
+    return os.fspath(directory)
 
 
 def test_devices_are_counted_elsewhere_and_ranks_forked(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_script_that_chooses_devices_has_them_counted_by_itself(name: str, tmp
 
 def test_torch_that_refuses_to_start_in_a_fork(tmp_path: Path) -> None:
     """Nothing is open any more; torch says so only in the fork."""
-    case = counting("counted devices", "torch.cuda does not work in a fork of the preloaded process", "exec")
+    case = counting("counted devices", "torch.cuda does not work in a forked process", "exec")
     text = "import os, torch\ntorch._C.original()\nos.close(torch._C.held)"
     run(case._replace(files={**case.files, "modules/culprit.py": text}), tmp_path)
 

@@ -72,7 +72,7 @@ PyMODINIT_FUNC PyInit_counted(void) {
 """
 
 # What is preloaded: things that are freed, finalized or called at the end.
-HOLDER = """
+SANDBOX = """
 import atexit, logging.handlers, os, sys, tempfile, threading, weakref
 try:
     import counted
@@ -155,13 +155,13 @@ ENDINGS = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "holder.py").write_text(HOLDER)
-    (folder / "counted.c").write_text(COUNTED)
+    directory = tmp_path_factory.mktemp("library")
+    (directory / "holder.py").write_text(SANDBOX)
+    (directory / "counted.c").write_text(COUNTED)
     include = sysconfig.get_path("include")
     words = ["cc", "-shared", "-fPIC", "-O0", f"-I{include}", "-o", "counted.so", "counted.c"]
-    subprocess.run(words, cwd=folder, check=True)
-    return folder
+    subprocess.run(words, cwd=directory, check=True)
+    return directory
 
 
 @needs_program("cc")

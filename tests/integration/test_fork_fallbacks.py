@@ -20,7 +20,7 @@ SLOW_S = 10.0  # cases that may take so long and more
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.most_s > SLOW_S else []) for case in CASES],
+    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.max_s > SLOW_S else []) for case in CASES],
 )
 def test_the_job_runs_and_one_line_names_the_culprit(case: Case, tmp_path: Path) -> None:
     reason = case.why_not()
@@ -34,10 +34,10 @@ def test_what_is_not_forked_by_plan_is_not_talked_about(tmp_path: Path) -> None:
     """`auto` and `off` say nothing of a command that can only be exec'd."""
     [command] = [case for case in CASES if case.name == "--no-python"]
     for mode in ("auto", "off"):
-        folder = tmp_path / mode
-        folder.mkdir()
+        directory = tmp_path / mode
+        directory.mkdir()
         case = command._replace(says="", options=(*command.options, "--fork-ranks", mode))
-        outcome = fork_fallbacks.run_case(case, os.fspath(folder), support.clean_environ())
+        outcome = fork_fallbacks.run_case(case, os.fspath(directory), support.clean_environ())
         assert not outcome.problem, f"{outcome.problem}\n{outcome.output}"
 
 

@@ -133,7 +133,7 @@ class Case:
         support.wait_until(lambda: os.path.exists(f"{self.dir}/seen-0.json") or process.poll() is not None)
         if fork_ranks != "off":
             support.wait_until(
-                lambda: count_preloads(place) >= preloads or process.poll() is not None, what="preloaded"
+                lambda: count_preloads(place) >= preloads or process.poll() is not None, what="fork_server"
             )
         with open(f"{self.dir}/go", "w"):
             pass
@@ -214,7 +214,7 @@ def test_a_module_of_the_users_that_sets_variables(case: Case) -> None:
     case.check(["plain", "torch", "torch.distributed", "torch.tensors"], first="fork")
 
 
-def test_files_and_folders_that_a_script_changes(case: Case) -> None:
+def test_files_and_directories_that_a_script_changes(case: Case) -> None:
     case.write("sub/settings", "of the folder")
     case.script(
         """
@@ -250,7 +250,7 @@ def test_torch_itself_would_have_seen_another_value(case: Case) -> None:
         found, said = case.start(preloads=0)
         assert [(seen.values, seen.how) for seen in found] == [("1", "exec")] * 2
         assert said.count(PREFIX) == 1
-    why = "torch.tensors reads TORCH_THREADS when it is imported, and config.py changes that before"
+    why = "torch.tensors reads TORCH_THREADS when it is imported, and config.py changes it earlier"
     assert PREFIX + why in said
 
 
@@ -287,13 +287,13 @@ def test_modules_that_read_the_rank_are_left_to_the_ranks(case: Case) -> None:
         assert [event.get("error") for event in preloads] == [None] * len(preloads)
 
 
-def test_an_attribute_that_each_rank_makes_anew(case: Case) -> None:
+def test_an_attribute_that_each_rank_makes_again(case: Case) -> None:
     """As torchmetrics and Lightning have it."""
     case.script("import torch, uses_zero, zero\nseen = [uses_zero.say(), zero.only.rank]\n")
     case.check(["torch", "torch.distributed", "torch.tensors", "uses_zero", "zero"], first="fork")
 
 
-def test_an_import_asks_for_what_ranks_make_anew(case: Case) -> None:
+def test_an_import_asks_for_what_ranks_make_again(case: Case) -> None:
     """It is left to them, with the attribute and all that imports it; a preload is lost for that."""
     case.script("import torch, uses_zero, asks_zero\nseen = [uses_zero.say(), asks_zero.IS_FIRST]\n")
     plain, _ = case.start("off")

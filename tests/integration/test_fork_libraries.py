@@ -241,7 +241,7 @@ def test_compiled_functions(jobs: Jobs) -> None:
     assert job.out == {"found.json": [True, None]}, job.logs
 
 
-def test_crash_reports_list_preloaded_modules(jobs: Jobs) -> None:
+def test_crash_reports_list_fork_server_modules(jobs: Jobs) -> None:
     text = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     execd, forked = jobs.both(write(jobs, text), preload="", env={"PYTHONFAULTHANDLER": "1"})
     assert forked.statuses == execd.statuses == {"0/0": -11}

@@ -14,7 +14,7 @@ from bench import restarts
 from bench.fork_fallbacks import PREFIX, read_events, started_by
 from bench.record import Figures
 from bootseer.events import read_events as events_of
-from launcher.head_start import HEAD_START_S
+from launcher.ranks.rank0_ready import HEAD_START_S
 from tests import support
 
 Script = Callable[..., str]
@@ -84,7 +84,7 @@ class Job:
         events = read_events(self.dir)
         return [event for event in events if event["name"] == "preload" and event["kind"] == "end"]
 
-    def await_parked(self, count: int = 2) -> list[int]:
+    def await_standby(self, count: int = 2) -> list[int]:
         """Until processes wait for the next attempt, and the one that forked them is gone."""
         support.wait_until(
             lambda: len(self.find("bootrun-parked")) == count and len(self.find("bootrun-preload")) == 1,
@@ -198,7 +198,7 @@ torch.optim.AdamW([weight]).step()
     assert "torch._dynamo" in second
 
 
-def test_a_changed_file_is_loaded_anew_for_the_restart_after_next(job: Job, script: Script) -> None:
+def test_a_changed_file_is_loaded_again_for_the_restart_after_next(job: Job, script: Script) -> None:
     job.module("part", "value = 1")
     text = (
         HEAD
@@ -214,7 +214,7 @@ sys.exit(3)
     )
     words = ("--fork-ranks", "on", "--preload", "none,part", "--max-restarts", 2, "--restart-backoff", 0)
     program = job.start(*words, "--shutdown-timeout", 5, script(text))
-    job.await_parked()
+    job.await_standby()
     job.module("part", "value = 22")
     job.write("go-0")
     support.wait_until(lambda: job.has("at-1-0", "at-1-1"))
@@ -237,7 +237,7 @@ def test_a_script_that_was_compiled_ahead_counts_only_if_it_is_the_same(
     text = HEAD + FAILS_ONCE + 'say("%s %s" % (attempt, "first"))\n'
     path = script(text)
     program = job.start("--fork-ranks", "on", "--preload", "none,json", *RESTARTS, path)
-    job.await_parked()
+    job.await_standby()
     if is_changed:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text.replace("first", "other"))
@@ -248,11 +248,11 @@ def test_a_script_that_was_compiled_ahead_counts_only_if_it_is_the_same(
     assert run.stdout.splitlines() == ["1 other" if is_changed else "1 first"] * 2
 
 
-def test_what_the_compiler_warns_of_is_told_in_each_attempt(job: Job, script: Script) -> None:
+def test_what_the_compiler_warns_of_is_reported_in_each_attempt(job: Job, script: Script) -> None:
     path = script(HEAD + "import warnings\nSTRANGE = '\\d'\n" + FAILS_ONCE)
     words = ("--fork-ranks", "on", "--preload", "none,json,warnings", *RESTARTS, path)
     program = job.start(*words, env={"PYTHONWARNINGS": "default"})
-    job.await_parked()
+    job.await_standby()
     job.write("go")
     run = program.wait()
     assert run.status == 0, run.stderr
@@ -295,11 +295,11 @@ def start_family(job: Job, script: Script) -> tuple[support.Program, int, int]:
     """A job at work, with processes parked for its next attempt; the pids of sentinel and guard."""
     program = job.start(*FORKED, script(FAMILY))
     support.wait_until(lambda: job.has("at-0-0", "at-0-1"))
-    job.await_parked()
+    job.await_standby()
     assert job.how(0) == "fork"
-    [sentinel] = [process.pid for process in support.processes() if process.ppid == program.pid]
-    [guard] = [process.pid for process in support.processes() if process.ppid == sentinel]
-    return program, sentinel, guard
+    [watchdog] = [process.pid for process in support.processes() if process.ppid == program.pid]
+    [guard] = [process.pid for process in support.processes() if process.ppid == watchdog]
+    return program, watchdog, guard
 
 
 def gone(program: support.Program) -> Callable[[], bool]:
@@ -307,18 +307,18 @@ def gone(program: support.Program) -> Callable[[], bool]:
     return lambda: not support.marked_processes(os.environ[support.MARK])
 
 
-@pytest.mark.parametrize("victims", ["bootrun", "guard", "bootrun guard", "sentinel guard", "preloaded guard"])
+@pytest.mark.parametrize("victims", ["bootrun", "guard", "bootrun guard", "watchdog guard", "fork_server guard"])
 def test_kill_leaves_nothing(job: Job, script: Script, victims: str) -> None:
-    program, sentinel, guard = start_family(job, script)
+    program, watchdog, guard = start_family(job, script)
     pids = {
         "bootrun": program.pid,
-        "sentinel": sentinel,
+        "watchdog": watchdog,
         "guard": guard,
-        "preloaded": job.find("bootrun-preload")[0],
+        "fork_server": job.find("bootrun-preload")[0],
     }
     for victim in victims.split():
         os.kill(pids[victim], signal.SIGKILL)
-    if victims == "sentinel guard":
+    if victims == "watchdog guard":
         # Nobody is left to end daemons of ranks: as with exec'd ranks they survive, and only they.
         support.wait_until(lambda: {p.command for p in marked()} <= {"sleep 300"}, 5.0)
         program.wait(20)
@@ -341,7 +341,7 @@ def test_sigterm_to_all_processes_at_once(job: Job, script: Script, fork_ranks: 
     program = job.start(*words, script(HEAD + 'open("at-" + rank, "w").close(); import signal; signal.pause()'))
     support.wait_until(lambda: job.has("at-0", "at-1"))
     if fork_ranks == "on":
-        job.await_parked()
+        job.await_standby()
     for process in [*support.descendants(program.pid)][::-1]:
         os.kill(process.pid, signal.SIGTERM)
     program.signal(signal.SIGTERM)
@@ -367,11 +367,11 @@ def test_leftovers_of_a_forked_rank_that_succeeded_are_named_then_killed(job: Jo
     assert marked() == []
 
 
-def test_parked_processes_and_the_preloaded_one_are_no_leftovers(job: Job, script: Script) -> None:
+def test_standby_processes_and_the_fork_server_one_are_no_leftovers(job: Job, script: Script) -> None:
     """A job that succeeds does not wait for them, nor are they named."""
     program = job.start(*FORKED, script(HEAD + 'open("at-" + rank, "w").close(); wait_for("go")'))
     support.wait_until(lambda: job.has("at-0", "at-1"))
-    job.await_parked()
+    job.await_standby()
     job.write("go")
     run = program.wait(10)
     assert run.status == 0
@@ -389,7 +389,7 @@ def test_ranks_that_ignore_sigterm_are_killed_in_time(job: Job, script: Script) 
     assert 1.0 <= run.seconds < 8
 
 
-def test_a_rank_that_is_told_but_never_let_go_is_a_failure(job: Job, script: Script) -> None:
+def test_a_rank_that_is_reported_but_never_let_go_is_a_failure(job: Job, script: Script) -> None:
     """The preloaded process is killed in between: this rank must not be taken for one that has succeeded."""
     job.module(
         "culprit",

@@ -1,6 +1,6 @@
 """A forked rank against an exec'd one: the same script, run both ways by bootrun, must not be able to tell.
 
-What does differ is declared in DIFFERENCES, and docs/fork.md has a line for each.
+What does differ is declared in DIFFERENCES, and docs/guide/fork.md has a line for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support import Programs
 
 HERE = Path(__file__).parent
 FINGERPRINT = HERE / "fork_fingerprint.py"
-DOCUMENT = HERE.parent.parent / "docs" / "fork.md"
+DOCUMENT = HERE.parent.parent / "docs" / "guide" / "fork.md"
 TORCH = "torch,torch.distributed"
 LIBRARY = "json,logging,multiprocessing.pool,random,secrets,ssl,subprocess,tempfile,threading,uuid"
 
@@ -97,17 +97,17 @@ def test_a_script_sees_the_same(jobs: Jobs, preload: str) -> None:
     check_same_facts(execd, forked)
     check_unique(execd)
     check_unique(forked)
-    check_preloaded_modules(execd, forked, preload.split(",")[1:])
+    check_fork_server_modules(execd, forked, preload.split(",")[1:])
 
 
 def test_a_script_sees_the_same_with_torch(jobs: Jobs) -> None:
     execd, forked = fingerprints(jobs, "", TORCH)
     check_same_facts(execd, forked)
     check_unique(forked)
-    check_preloaded_modules(execd, forked, TORCH.split(","))
+    check_fork_server_modules(execd, forked, TORCH.split(","))
 
 
-def check_preloaded_modules(execd: Job, forked: Job, preload: list[str]) -> None:
+def check_fork_server_modules(execd: Job, forked: Job, preload: list[str]) -> None:
     """sys.modules at the first statement: that of an exec'd rank, with all that the preloaded modules import."""
     closure = find_closure(preload)
     for name, theirs in execd.out.items():
@@ -515,7 +515,7 @@ def test_files_beside_the_script_win(jobs: Jobs, target: str) -> None:
     check_same(*pair)
 
 
-def test_a_file_that_breaks_a_preloaded_module(jobs: Jobs) -> None:
+def test_a_file_that_breaks_a_fork_server_module(jobs: Jobs) -> None:
     """An unlucky name: what fails in the script fails while preloading, so the ranks are exec'd."""
     jobs.write("bisect.py", "")
     path = jobs.write(
@@ -548,7 +548,7 @@ ballast = bytearray(64 << 20)
 """
 
 
-def test_hooks_and_handlers_of_preloaded_modules(jobs: Jobs) -> None:
+def test_hooks_and_handlers_of_fork_server_modules(jobs: Jobs) -> None:
     """Logging handlers write into the rank's own log; hooks of a fork and of the end run in each rank."""
     text = """
         import os, sys, watcher
@@ -661,7 +661,7 @@ cycle = Cycle()
 """
 
 Values = list[Any]  # of the two ranks
-# What differs, by the name that it has in docs/fork.md: how, as a check of what exec'd and forked ranks see.
+# What differs, by the name that it has in docs/guide/fork.md: how, as a check of what exec'd and forked ranks see.
 DIFFERENCES: dict[str, Callable[[Values, Values], bool]] = {
     "modules": lambda execd, forked: execd == [False, False] and forked == [True, True],
     "memory": lambda execd, forked: max(execd) < 64 << 10 <= min(forked),

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fork import find_preloaded, read_events
-from launcher import devices
+from bench.fork import find_fork_server, read_events
+from launcher.ranks import devices
 from tests import support
 
 pytestmark = pytest.mark.gpu
@@ -47,9 +47,9 @@ print(rank, says, flush=True)
 """
 
 
-def how_of(folder: str) -> list[str]:
+def how_of(directory: str) -> list[str]:
     """How ranks were started, in all attempts."""
-    events = read_events(os.path.join(folder, "logs"))
+    events = read_events(os.path.join(directory, "logs"))
     return [event["attrs"]["how"] for event in events if event["name"] == "rank_started"]
 
 
@@ -70,13 +70,13 @@ def test_forked_ranks_compute_as_execd_ones(bootrun: support.Programs, script: C
     assert sorted(forked.stdout.splitlines()) == sorted(execd.stdout.splitlines()) != []
 
 
-def test_the_preloaded_process_has_no_device(bootrun: support.Programs, script: Callable[..., str]) -> None:
+def test_the_fork_server_process_has_no_device(bootrun: support.Programs, script: Callable[..., str]) -> None:
     text = "import time, torch\ntorch.ones(1, device='cuda')\nopen('there', 'w').close()\ntime.sleep(100)"
     program = bootrun.start("--nproc-per-node", 1, script(text), env={"OMP_NUM_THREADS": "1"})
     support.wait_until(lambda: os.path.exists(os.path.join(bootrun.dir, "there")), DEADLINE_S)
-    (pid,) = find_preloaded(program.pid)
-    folder = f"/proc/{pid}/fd"
-    opened = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+    (pid,) = find_fork_server(program.pid)
+    directory = f"/proc/{pid}/fd"
+    opened = [os.readlink(f"{directory}/{fd}") for fd in os.listdir(directory)]
     mapped = Path(f"/proc/{pid}/maps").read_text()
     program.signal(15)
     program.wait(30)
@@ -187,11 +187,11 @@ def test_devices_are_counted_as_torch_counts_them() -> None:
 def test_the_driver_tells_of_health_and_use() -> None:
     from bootseer.health import nvml
 
-    uses = nvml.read_use("libnvidia-ml.so.1", 2, lambda: None)
+    uses = nvml.sample_use("libnvidia-ml.so.1", 2, lambda: None)
     assert uses and all(0 <= use.busy <= 100 and 0 <= use.memory <= 100 and use.power_w > 0 for use in uses)
 
 
-def test_an_error_of_the_gpu_is_told_as_one(bootrun: support.Programs, script: Callable[..., str]) -> None:
+def test_an_error_of_the_gpu_is_reported_as_one(bootrun: support.Programs, script: Callable[..., str]) -> None:
     """A kernel that writes where nothing is: an Xid that programs cause is no fault of the machine."""
     text = """
 import torch

@@ -106,7 +106,7 @@ def test_a_section_ends_no_other_and_leaves_nothing(sections: Path) -> None:
 
 
 def test_no_section_is_begun_that_has_no_time(sections: Path) -> None:
-    figures = run_sections(sections, limit_s=gpu.RESERVE_S + gpu.LEAST_S)
+    figures = run_sections(sections, limit_s=gpu.RESERVE_S + gpu.MIN_S)
     assert set(figures.facts["sections"].values()) == {"not run: no time left"}
     assert len(figures) == 0
 
@@ -114,9 +114,9 @@ def test_no_section_is_begun_that_has_no_time(sections: Path) -> None:
 # ---- its environment -----------------------------------------------------------------------------------------
 
 
-def make_wheel(folder: Path) -> None:
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "taken-1-py3-none-any.whl", "w") as archive:
+def make_wheel(directory: Path) -> None:
+    directory.mkdir()
+    with zipfile.ZipFile(directory / "taken-1-py3-none-any.whl", "w") as archive:
         archive.writestr("taken/__init__.py", "VALUE = 1")
         archive.writestr("taken-1.data/purelib/also.py", "VALUE = 2")
         archive.writestr("taken-1.data/scripts/taken", "#!python")

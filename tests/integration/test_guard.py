@@ -14,10 +14,10 @@ from tests import support
 # A tiny agent: the snippet acts on `guard`, events are collected, the last line printed is a JSON document.
 DRIVER = """
 import json, os, sys, time
-from launcher.guard import start_guard
-pipes = start_guard()
-from launcher.guard_client import GuardClient, GuardEvents, SpawnRequest
-from launcher.loop import Loop
+from launcher.supervisor.supervisor import start_supervisor
+pipes = start_supervisor()
+from launcher.supervisor.client import SupervisorClient, SupervisorEvents, SpawnRequest
+from launcher.base.loop import Loop
 loop, seen = Loop(), []
 def note(name):
     def on(*values):
@@ -25,8 +25,8 @@ def note(name):
         hooks.get(name, lambda *a: None)(*values)
     return on
 hooks = {"stopped": lambda *a: loop.stop(), "gone": lambda *a: loop.stop()}
-guard = GuardClient(loop, pipes)
-guard.listen(GuardEvents(*[note(name) for name in GuardEvents._fields]))
+guard = SupervisorClient(loop, pipes)
+guard.listen(SupervisorEvents(*[note(name) for name in SupervisorEvents._fields]))
 guard.set_grace(1.0)
 def python(code): return [sys.executable, "-c", code]
 def spawn(key, argv, out=None): guard.spawn(SpawnRequest(key, argv, {"RANK": str(key)}, [], out, None))
@@ -58,7 +58,7 @@ def named(events: list[list[object]], name: str) -> list[list[object]]:
     return [event[1:] for event in events if event[0] == name]
 
 
-def test_exit_status_signal_and_failed_exec_are_told(drive: Drive) -> None:
+def test_exit_status_signal_and_failed_exec_are_reported(drive: Drive) -> None:
     events = drive("""
 left = [1, 2, 3]
 def on_exited(e):
@@ -92,7 +92,7 @@ while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.0
 guard.stop(15, 5.0)
 loop.run_forever()
 """,
-        before="import launcher.guard; launcher.guard.LOOK_EVERY_S = 1000.0",
+        before="import launcher.supervisor.supervisor; launcher.supervisor.supervisor.LOOK_EVERY_S = 1000.0",
     )
     assert named(events, "stopped") == [[[], []]]  # SIGTERM was enough
 
@@ -112,6 +112,70 @@ loop.run_forever()
     assert (name, stuck) == ("sleep of rank 1", [])
     [[entry]] = named(events, "exited")
     assert entry[2] == -signal.SIGKILL  # type: ignore[index]
+
+
+def test_what_was_killed_keeps_the_name_of_its_rank(drive: Drive) -> None:
+    """A process may take a while to end; by then its rank is gone and its environment cannot be read."""
+    stays = "import signal, subprocess, time; signal.signal(15, signal.SIG_IGN); "
+    stays += "subprocess.Popen(['sleep', '100'], start_new_session=True, env={}); print('up', flush=True); "
+    stays += "time.sleep(100)"
+    slow = """
+import signal
+from bootseer.linux import processes
+real, spared = processes.send, set()
+def send(process, number):
+    if process.name == "sleep" and process.pid not in spared:
+        spared.add(process.pid)
+        return
+    real(process, number)
+processes.send = send
+"""
+    events = drive(
+        f"""
+spawn(1, python({stays!r}), "out")
+while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
+guard.stop(15, 0.3)
+loop.run_forever()
+""",
+        before=slow,
+    )
+    [[killed, stuck]] = named(events, "stopped")
+    assert "sleep of rank 1" in [name for _pid, name in killed] and not stuck  # type: ignore[attr-defined]
+
+
+def test_the_supervisor_rests_after_a_process_that_could_not_be_killed_before_its_program(drive: Drive) -> None:
+    """It hangs where it opens its log, and ends when that file system answers again."""
+    unkillable = """
+from bootseer.linux import processes
+from launcher.supervisor import supervisor
+supervisor.UNKILLABLE_AFTER_S = 0.0
+processes.send = lambda process, number: None
+class Watched(supervisor._Supervisor):
+    def _read_exec(self, fd):
+        if all(rank.exec_fd != fd for rank in self._ranks.values()):
+            open("woken", "w").close()
+        super()._read_exec(fd)
+supervisor._Supervisor = Watched
+"""
+    events = drive(
+        """
+os.mkfifo("log")
+spawn(1, python("pass"), "log")
+guard.stop(15, 0.0)
+loop.run_forever()
+[[pid, *_]] = seen[-1][2]
+reader = os.open("log", os.O_RDONLY | os.O_NONBLOCK)
+while os.path.exists(f"/proc/{pid}"): time.sleep(0.01)
+hooks["exited"] = lambda e: loop.stop()
+spawn(2, python("pass"))
+loop.run_forever()
+seen.append(["woken", os.path.exists("woken")])
+""",
+        before=unkillable,
+    )
+    [[killed, stuck]] = named(events, "stopped")
+    assert killed == [] and len(stuck) == 1  # type: ignore[arg-type]
+    assert named(events, "woken") == [[False]]
 
 
 def test_what_ignores_sigterm_is_killed_when_its_time_is_over(drive: Drive) -> None:
@@ -143,6 +207,42 @@ loop.run_forever()
     assert [name for _, name in left] == ["sleep"]  # type: ignore[attr-defined]
     [[_, killed]] = named(events, "tree_ended")
     assert killed == left
+
+
+def test_leftovers_of_two_ranks_are_told_apart(drive: Drive) -> None:
+    events = drive(f"""
+guard.set_grace(0.2)
+ended = []
+def on_tree_ended(key, killed):
+    ended.append(key)
+    if len(ended) == 2: guard.stop(15, 1.0)
+hooks["tree_ended"] = on_tree_ended
+spawn(1, python({SLEEPER!r}))
+spawn(2, python({SLEEPER!r}))
+loop.run_forever()
+""")
+    left = dict(named(events, "lingering"))  # type: ignore[arg-type, var-annotated]
+    assert {key: len(found) for key, found in left.items()} == {1: 1, 2: 1}
+    assert dict(named(events, "tree_ended")) == left  # type: ignore[arg-type]
+
+
+def test_leftovers_get_the_time_of_their_own_rank(drive: Drive) -> None:
+    events = drive(f"""
+guard.set_grace(100.0)
+kept = []
+def on_lingering(key, left):
+    if key == 2:
+        kept.append(left[0][0])
+        guard.set_grace(0.2)
+        spawn(1, python({SLEEPER!r}))
+def on_tree_ended(key, killed):
+    seen.append(["lives", key, os.path.exists(f"/proc/{{kept[0]}}")])
+    guard.stop(15, 1.0)
+hooks.update(lingering=on_lingering, tree_ended=on_tree_ended)
+spawn(2, python({SLEEPER!r}))
+loop.run_forever()
+""")
+    assert named(events, "lives") == [[1, True]]
 
 
 def test_leftovers_that_finish_in_time_are_not_killed(drive: Drive) -> None:
@@ -336,8 +436,8 @@ loop.run_forever()
 """
     driver = program.start(*support.python("-c", f"{state}\n{DRIVER}{snippet}\nfinish()\n"))
     support.wait_until(lambda: os.path.exists(os.path.join(driver.dir, "up")))
-    [sentinel] = [p for p in support.processes() if p.ppid == driver.pid]
-    [guard] = [p for p in support.processes() if p.ppid == sentinel.pid]
+    [watchdog] = [p for p in support.processes() if p.ppid == driver.pid]
+    [guard] = [p for p in support.processes() if p.ppid == watchdog.pid]
     for pid in {"driver": [driver.pid], "guard": [guard.pid], "both": [driver.pid, guard.pid]}[victim]:
         os.kill(pid, signal.SIGKILL)
     run = driver.wait(20)
@@ -346,7 +446,7 @@ loop.run_forever()
         assert json.loads(run.stdout.splitlines()[-1])[-1] == ["gone"]
 
 
-def test_ranks_die_even_when_bootrun_sentinel_and_guard_are_killed_at_once(program: support.Programs) -> None:
+def test_ranks_die_even_when_bootrun_watchdog_and_supervisor_are_killed_at_once(program: support.Programs) -> None:
     """What then survives are descendants of ranks in sessions of their own: nobody is left to end them."""
     snippet = f"""
 spawn(1, python({SLEEPER + "; import time; open('up', 'w').close(); time.sleep(100)"!r}))
@@ -354,11 +454,11 @@ loop.run_forever()
 """
     driver = program.start(*support.python("-c", DRIVER + snippet))
     support.wait_until(lambda: os.path.exists(os.path.join(driver.dir, "up")))
-    [sentinel] = [p for p in support.processes() if p.ppid == driver.pid]
-    [guard] = [p for p in support.processes() if p.ppid == sentinel.pid]
+    [watchdog] = [p for p in support.processes() if p.ppid == driver.pid]
+    [guard] = [p for p in support.processes() if p.ppid == watchdog.pid]
     [rank] = [p for p in support.processes() if p.ppid == guard.pid]
     [sleeper] = [p for p in support.processes() if p.ppid == rank.pid]
-    for pid in (driver.pid, sentinel.pid, guard.pid):
+    for pid in (driver.pid, watchdog.pid, guard.pid):
         os.kill(pid, signal.SIGKILL)
     driver.wait(20)
     support.wait_until(lambda: not support.is_running(rank.pid))

@@ -22,12 +22,12 @@ from bootseer.errors import (
     Unavailable,
 )
 from bootseer.storage import Store, open_store
-from bootseer.storage.hdfs import HdfsStore
+from bootseer.storage.hdfs.store import HdfsStore
 from bootseer.testing import store_suite
 from bootseer.testing.minihdfs import MiniHdfs
 from bootseer.testing.store_suite import MakeStore, ReadingSuite, StoreSuite, pattern, runs
 from tests.integration import hdfs_cluster
-from tests.integration.hdfs_cluster import FOLDER
+from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
 
 MIB = 1 << 20
@@ -130,7 +130,7 @@ def test_a_range_past_the_end_is_an_error_and_no_panic(hdfs: MiniHdfs) -> None:
         place = hdfs_cluster.store(hdfs)
         await place.publish("short", b"12345")
         for attempt in (0, 1, 2):
-            with pytest.raises(Truncated, match="has 5 bytes, so none up to 6"):
+            with pytest.raises(Truncated, match="has 5 bytes, fewer than 6"):
                 await place.read_into("short", 1, memoryview(bytearray(5)), attempt=attempt)
 
     hdfs_cluster.run(check())
@@ -146,7 +146,7 @@ def test_placement_spreads_files_over_datanodes(hdfs: MiniHdfs) -> None:
     hdfs_cluster.run(write())
     nodes = set()
     for number in range(3):
-        blocks = hdfs.blocks(f"{FOLDER}/placed{number}")
+        blocks = hdfs.blocks(f"{DIRECTORY}/placed{number}")
         assert len(blocks) == 4
         (one,) = {block.addresses for block in blocks}  # all of a file's blocks are on one DataNode
         nodes.add(one)
@@ -163,7 +163,7 @@ def test_parts_of_a_file_are_spread_evenly(hdfs: MiniHdfs) -> None:
                 await writer.write(bytes(4 * 65536))
 
     hdfs_cluster.run(write())
-    homes = Counter(block.addresses for number in range(8) for block in hdfs.blocks(f"{FOLDER}/rows{number}"))
+    homes = Counter(block.addresses for number in range(8) for block in hdfs.blocks(f"{DIRECTORY}/rows{number}"))
     assert sorted(homes.values()) == [10, 11, 11]
 
 
@@ -182,16 +182,16 @@ def test_many_parts_become_one_file(hdfs: MiniHdfs) -> None:
         assert target == data
 
     hdfs_cluster.run(write())
-    assert len(hdfs.blocks(f"{FOLDER}/parts")) == 21
+    assert len(hdfs.blocks(f"{DIRECTORY}/parts")) == 21
     assert hdfs_cluster.hidden_names(hdfs) == []
 
 
-def test_parts_of_another_folder_are_not_joined(hdfs: MiniHdfs) -> None:
+def test_parts_of_another_directory_are_not_joined(hdfs: MiniHdfs) -> None:
     async def check() -> None:
         place = hdfs_cluster.store(hdfs)
         await place.publish("here/a", b"a")
         await place.publish("there/b", b"b")
-        with pytest.raises(StorageError, match="joins only files of one folder"):
+        with pytest.raises(StorageError, match="joins only files of one directory"):
             await place.concat("here/ab", ["here/a", "there/b"])
         assert [entry.name for entry in await place.list("here")] == ["a"]
 
@@ -206,7 +206,7 @@ def test_replication_and_block_size_are_as_asked(hdfs: MiniHdfs) -> None:
     hdfs_cluster.run(write())
     hdfs_cluster.run(write(web=""))
     for name in ("options0", "options1"):
-        blocks = hdfs.blocks(f"{FOLDER}/{name}")
+        blocks = hdfs.blocks(f"{DIRECTORY}/{name}")
         assert [block.length for block in blocks] == [MIB, MIB, MIB, 123]
         assert {len(block.addresses) for block in blocks} == {3}
 
@@ -215,8 +215,8 @@ def test_configuration_of_hadoop_is_honoured(hdfs: MiniHdfs, monkeypatch: pytest
     monkeypatch.setenv("HADOOP_CONF_DIR", hdfs.conf_folder)
 
     async def check() -> None:
-        place = HdfsStore.open(f"hdfs://{FOLDER}/conf")
-        assert place.url == f"{hdfs.url}{FOLDER}/conf"
+        place = HdfsStore.open(f"hdfs://{DIRECTORY}/conf")
+        assert place.url == f"{hdfs.url}{DIRECTORY}/conf"
         assert place.features.concatenates
         await place.publish("a", b"12")
         await place.publish("b", b"3")
@@ -234,7 +234,7 @@ def test_no_permission(hdfs: MiniHdfs, monkeypatch: pytest.MonkeyPatch, kind: st
 
     async def check() -> None:
         if kind == "webhdfs":
-            place = HdfsStore.open(hdfs.web_url + FOLDER)
+            place = HdfsStore.open(hdfs.web_url + DIRECTORY)
         else:
             place = hdfs_cluster.store(hdfs, **({"web": ""} if "without" in kind else {}))
         with pytest.raises(PermissionDenied, match="mallory"):
@@ -252,7 +252,7 @@ def test_no_permission(hdfs: MiniHdfs, monkeypatch: pytest.MonkeyPatch, kind: st
 ASKING_NOBODY = """
 import asyncio, sys
 from bootseer.errors import StorageTimeout
-from bootseer.storage.hdfs import HdfsStore
+from bootseer.storage.hdfs.store import HdfsStore
 
 async def ask(place):
     target = memoryview(bytearray(10))
@@ -280,7 +280,7 @@ def test_no_namenode_is_a_timeout(hdfs: MiniHdfs, free_port: int, scheme: str) -
 # A program, as a process with threads should not fork a test run.
 FORKING = """
 import asyncio, os, sys
-from bootseer.storage.hdfs import HdfsStore
+from bootseer.storage.hdfs.store import HdfsStore
 url, web = sys.argv[1:]
 
 async def read(place):
@@ -303,7 +303,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), asyncio.run(read(place))
 
 
 def test_it_works_in_the_child_of_a_fork(hdfs: MiniHdfs) -> None:
-    argv = [sys.executable, "-W", "ignore", "-c", FORKING, hdfs.url + FOLDER, hdfs_cluster.web_of(hdfs)]
+    argv = [sys.executable, "-W", "ignore", "-c", FORKING, hdfs.url + DIRECTORY, hdfs_cluster.web_of(hdfs)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.stdout == "0 12345\n", done.stderr
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bootseer.errors import BootseerError, StorageTimeout, Unavailable
-from bootseer.storage.hdfs import HdfsStore
+from bootseer.storage.hdfs.store import HdfsStore
 from bootseer.testing.minihdfs import DataNode, MiniHdfs
 from tests.integration import hdfs_cluster
-from tests.integration.hdfs_cluster import FOLDER
+from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def settled(request: pytest.FixtureRequest, leaks: LeakCheck) -> Iterator[None]:
 
 
 def test_frozen_datanode_delays_no_read(hdfs: MiniHdfs, usual_s: float) -> None:
-    node = hdfs_cluster.holder(hdfs, "data")
+    node = hdfs_cluster.sandbox(hdfs, "data")
     try:
         found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", DATA, disturb=node.freeze))
     finally:
@@ -71,7 +71,7 @@ def test_datanode_that_is_frozen_already_delays_no_read_and_is_avoided_then(
         place = hdfs_cluster.store(hdfs)
         return [await hdfs_cluster.read(place, name, DATA) for name in ("data", "more")]
 
-    node = hdfs_cluster.holder(hdfs, "data")
+    node = hdfs_cluster.sandbox(hdfs, "data")
     node.freeze()
     try:
         first, second = hdfs_cluster.run(read_twice())
@@ -97,8 +97,8 @@ def test_damaged_replica_is_not_read(hdfs: MiniHdfs, usual_s: float) -> None:
             await writer.write(DATA)
 
     hdfs_cluster.run(write())
-    for block in range(0, len(hdfs.blocks(f"{FOLDER}/damaged")), 2):
-        hdfs.corrupt(f"{FOLDER}/damaged", block=block, offset=BLOCK_BYTES // 2)
+    for block in range(0, len(hdfs.blocks(f"{DIRECTORY}/damaged")), 2):
+        hdfs.corrupt(f"{DIRECTORY}/damaged", block=block, offset=BLOCK_BYTES // 2)
     found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "damaged", DATA))
     assert (found.is_right, found.error) == (True, None)
     assert found.seconds < usual_s + LATE_S
@@ -108,9 +108,9 @@ def test_block_without_a_good_replica_is_an_error(hdfs: MiniHdfs) -> None:
     async def read() -> bytearray:
         place = hdfs_cluster.store(hdfs)
         await place.publish("lost", DATA[: 1 << 20])
-        hdfs.corrupt(f"{FOLDER}/lost", replicas=2, offset=1 << 19)
+        hdfs.corrupt(f"{DIRECTORY}/lost", replicas=2, offset=1 << 19)
         target = bytearray(1 << 20)
-        with pytest.raises(Unavailable, match=r"all are unreachable or damaged|ended the connection|nothing came"):
+        with pytest.raises(Unavailable, match=r"are unreachable or damaged|closed the connection|sent nothing"):
             await place.read_into("lost", 0, memoryview(target))
         return target
 
@@ -173,7 +173,7 @@ def test_killed_servers(tmp_path: os.PathLike[str], leaks: LeakCheck, usual_s: f
         seconds, error, _ = hdfs_cluster.run(hdfs_cluster.write(_store(hdfs), "data", DATA))
         assert error is None
 
-        node = hdfs_cluster.holder(hdfs, "data")
+        node = hdfs_cluster.sandbox(hdfs, "data")
         found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", DATA, disturb=node.kill))
         assert (found.is_right, found.error) == (True, None)
         assert found.seconds < usual_s + LATE_S

@@ -108,7 +108,7 @@ def test_a_job_that_fails_restarts_and_ends(
     assert foreign(folder) == []
 
 
-def test_keepers_of_environments(
+def test_services_of_environments(
     program: support.Programs, folder: Path, command: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     flags = (
@@ -153,8 +153,8 @@ def test_commands_of_bootseer(
     assert foreign(folder) == []
 
 
-def test_python_m_launcher_from_a_folder_without_one(program: support.Programs, folder: Path) -> None:
-    """Which `launcher` is meant cannot be told where the user has one, too: docs/running.md says so."""
+def test_python_m_launcher_from_a_directory_without_one(program: support.Programs, folder: Path) -> None:
+    """Which `launcher` is meant cannot be told where the user has one, too: docs/guide/running.md says so."""
     kept = {"typing", "json", "logging", "signal", "socket", "argparse", "select", "heapq", "msgspec"}
     for path in folder.iterdir():  # -m itself needs some of the others
         if path.stem not in kept:

@@ -25,24 +25,24 @@ from hypothesis import strategies as st
 
 from bootseer import aio
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, merge
-from bootseer.image.commands_gc import collect_node, recent_indexes
-from bootseer.image.commands_hot import without_rare
-from bootseer.image.commands_run import workload_names
-from bootseer.image.commands_traces import carry, hot_files, with_sources
-from bootseer.mounts import kernel
-from bootseer.mounts.image_source import UnpackedSource
-from bootseer.mounts.tree_ending import list_trees, unmount_tree
-from bootseer.mounts.tree_probe import probe_mount
-from bootseer.mounts.tree_traces import PAYLOAD_TYPE as TRACE_TYPE
-from bootseer.mounts.unpacked import unpack_tree
+from bootseer.image.commands.gc import collect_node, recent_indexes
+from bootseer.image.commands.hot import drop_rare
+from bootseer.image.commands.run import workload_names
+from bootseer.image.commands.traces import add_sources, convert_trace, hot_files
+from bootseer.linux import mount as kernel
+from bootseer.mounts.sandbox.source import UnpackedSource
+from bootseer.mounts.tree_daemon.ending import list_trees, unmount_tree
+from bootseer.mounts.tree_daemon.probe import probe_mount
+from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE as TRACE_TYPE
+from bootseer.mounts.unpacked.tree import unpack_tree
 from bootseer.storage import Entry
 from bootseer.testing.registry import RegistryServer, why_not
-from bootseer.testing.trees import Seen, snapshot, write_layout
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.testing.trees import FileFacts, snapshot, write_layout
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.head import HEAD_NAME
 from bootseer.tree.index import BLOCK_UNITS, HOLE
-from bootseer.tree.materialise_plan import files_of
+from bootseer.tree.unpack.plan import files_of
 from bootseer.trust import Trust, parse
 from tests.contract import servers
 from tests.integration.image_roots import make_root
@@ -108,12 +108,12 @@ def image(tmp_path: Path) -> Iterator[Commands]:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Files of some kinds, for any user."""
-    folder = make_files(tmp_path / "source", count=30)
-    (folder / "0" / "link").symlink_to("../1/file1")
-    (folder / "0" / "again").hardlink_to(folder / "1" / "file1")
-    (folder / "0" / "words").write_text("the same words again and again\n" * 9000)
-    (folder / "empty").mkdir()
-    return folder
+    directory = make_files(tmp_path / "source", count=30)
+    (directory / "0" / "link").symlink_to("../1/file1")
+    (directory / "0" / "again").hardlink_to(directory / "1" / "file1")
+    (directory / "0" / "words").write_text("the same words again and again\n" * 9000)
+    (directory / "empty").mkdir()
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +132,14 @@ def know(image: Commands, registry: RegistryServer) -> str:
     return f"oci://{registry.host}/{image.top.name.replace('_', '-').lower()}"
 
 
-def without_times(seen: dict[bytes, Seen]) -> dict[bytes, Seen]:
+def without_times(seen: dict[bytes, FileFacts]) -> dict[bytes, FileFacts]:
     return {path: each._replace(mtime_ns=0) for path, each in seen.items()}
 
 
 # ---- folders -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_built_looked_at_and_unpacked(image: Commands, source: Path, tmp_path: Path) -> None:
+def test_a_directory_is_built_looked_at_and_unpacked(image: Commands, source: Path, tmp_path: Path) -> None:
     image.make_key()
     built = image.ask("build", source, tmp_path / "tree")
     assert (built["files"], built["left_out"], len(built["signed_by"])) == (31, {}, 64)
@@ -241,33 +241,33 @@ def test_verify_names_every_wrong_block(image: Commands, source: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (["build", "{tmp}/nothing", "tree"], 1, "{tmp}/nothing: does not exist: give a folder"),
-        (["build", "hdfs://somewhere/x", "tree"], 1, "give a folder of this node, an OCI layout, or an image as"),
-        (["build", "{tmp}/tree", "other"], 1, "{tmp}/tree: is a tree already"),
+        (["build", "{tmp}/nothing", "tree"], 1, "{tmp}/nothing: does not exist; give a directory"),
+        (["build", "hdfs://somewhere/x", "tree"], 1, "give a directory, an OCI layout, or docker://"),
+        (["build", "{tmp}/tree", "other"], 1, "{tmp}/tree: is already a tree"),
         (["build", "{tmp}/source", "tree", "--owner", "me"], 2, "--owner 'me': give two numbers"),
-        (["build", "{tmp}/source", "tree", "--platform", "linux/amd64"], 1, "is a folder of files, no OCI layout"),
+        (["build", "{tmp}/source", "tree", "--platform", "linux/amd64"], 1, "of files, not an OCI layout"),
         (["build", "{tmp}/source", "tree", "--key", "{tmp}/none"], 1, "{tmp}/none: there is no such key"),
         (["build", "{tmp}/source", "{tmp}/t@sha256:" + "0" * 64], 1, "names a digest"),
         (["build", "{tmp}/source", "/proc/nothing"], 1, "/proc/nothing"),
-        (["build", "{tmp}/source", "other", "--hot", "{tmp}/tree"], 1, "no start of it was recorded"),
+        (["build", "{tmp}/source", "other", "--hot", "{tmp}/tree"], 1, "has no access trace"),
         (["inspect", "{tmp}/source"], 1, "there is no tree here"),
         (["inspect", "{tmp}/newer"], 1, "this Bootseer reads bootseer-tree/1: take a newer one"),
-        (["inspect", "{tmp}/tree@sha256:" + "0" * 64], 1, "there is no such file"),
-        (["inspect", "{tmp}/tree@sha256:short"], 1, "has to be 64 hex digits"),
+        (["inspect", "{tmp}/tree@sha256:" + "0" * 64], 1, ": not found ("),
+        (["inspect", "{tmp}/tree@sha256:short"], 1, "must be 64 hex digits"),
         (["inspect", "{tmp}/tree", "--name", "another"], 1, "not 'another': publish it under that name"),
-        (["prefetch", "{tmp}/tree"], 1, "no start of it was recorded"),
+        (["prefetch", "{tmp}/tree"], 1, "has no access trace"),
         (["umount", "{tmp}/source"], 1, "nothing is mounted there"),
         (["mount", "{tmp}/tree", "{tmp}/source"], 1, "is not empty"),
-        (["mount", "{tmp}/tree", "{tmp}/nothing"], 1, "{tmp}/nothing: there is no such"),
+        (["mount", "{tmp}/tree", "{tmp}/nothing"], 1, "{tmp}/nothing: not found ("),
         (["mount", "{tmp}/tree", "/proc"], 1, "/proc: proc is mounted there already"),
-        (["push", "{tmp}/tree", "{tmp}/x"], 1, "is no registry: push goes to oci://"),
-        (["pull", "{tmp}/tree", "{tmp}/x"], 1, "is no registry: pull takes from oci://"),
+        (["push", "{tmp}/tree", "{tmp}/x"], 1, "is not a registry; push to oci://"),
+        (["pull", "{tmp}/tree", "{tmp}/x"], 1, "is not a registry; pull from oci://"),
         (["gc", "--store", "oci://localhost/x:1"], 1, "delete the tag there"),
         (["gc", "--store", "{tmp}/tree", "--keep", "x"], 1, "a tree digest is 64 hex digits"),
-        (["gc", "--store", "{tmp}/tree", "--all"], 2, "--limit and --all are of this node's cache"),
+        (["gc", "--store", "{tmp}/tree", "--all"], 2, "--limit and --all are options for this node's cache"),
         (["hot", "show", "{tmp}/tree", "--workload", "x"], 1, "16 hex digits"),
-        (["hot", "merge", "{tmp}/tree"], 1, "no start was recorded"),
-        (["run", "{tmp}/tree"], 1, "the image does not say what to run"),
+        (["hot", "merge", "{tmp}/tree"], 1, "has no access trace"),
+        (["run", "{tmp}/tree"], 1, "the image has no command"),
         (["fly"], 2, "No such command"),
     ],
 )
@@ -283,12 +283,12 @@ def test_mistakes(words: list[str], status: int, says: str, image: Commands, sou
         assert len(lines) == 1 and lines[0].startswith("bootseer: error: "), done.stderr
 
 
-def make_newer(folder: Path) -> None:
+def make_newer(directory: Path) -> None:
     from bootseer.tree.head import PAYLOAD_TYPE
     from bootseer.trust import seal
 
-    folder.mkdir()
-    (folder / HEAD_NAME).write_bytes(seal(b'{"format": "bootseer-tree/2", "more": 1}', PAYLOAD_TYPE, None))
+    directory.mkdir()
+    (directory / HEAD_NAME).write_bytes(seal(b'{"format": "bootseer-tree/2", "more": 1}', PAYLOAD_TYPE, None))
 
 
 def test_a_cache_that_cannot_be_used(image: Commands, source: Path, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_cache_that_cannot_be_used(image: Commands, source: Path, tmp_path: Pa
     error = image("prefetch", "tree", "--all", status=1).stderr
     assert "others may write to it" in error and "chmod 700" in error
     done = image("inspect", "tree")  # needs none
-    assert "what this node has recorded is not looked at" in done.stderr
+    assert "access traces of this node disabled" in done.stderr
     if os.geteuid() == 0:
         (tmp_path / "theirs").mkdir(mode=0o700)
         os.chown(tmp_path / "theirs", 65534, 65534)
@@ -362,7 +362,7 @@ def test_gc_goes_on_when_an_unpacked_tree_cannot_be_taken_away(
     kernel.mount("tmpfs", os.fspath(busy), "tmpfs", 0)
     done = image("gc", "--older", 0, "--json")
     assert [each["digest"] for each in json.loads(done.stdout)["removed"]] == digests[1:]
-    assert "cannot be taken away" in done.stderr
+    assert "cannot remove an unused unpacked tree" in done.stderr
     (gone,) = base.iterdir()
     assert gone.name.startswith(".gone-")
     assert "cannot be removed" in image("gc").stderr
@@ -378,7 +378,7 @@ def test_gc_where_the_cache_has_no_locks(image: Commands, source: Path, monkeypa
     image("prefetch", "tree", "--all")
     for name in ("BOOTSEER_CACHE", "BOOTSEER_RUNTIME"):
         monkeypatch.setenv(name, image.environ[name])
-    (would,) = collect_node(most_bytes=0, unused_s=0, is_dry=True, say=print).removed
+    (would,) = collect_node(max_bytes=0, unused_s=0, is_dry=True, say=print).removed
     assert would.digest == digest
     inner = fcntl.fcntl
 
@@ -389,7 +389,7 @@ def test_gc_where_the_cache_has_no_locks(image: Commands, source: Path, monkeypa
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     for is_dry in (True, False):
-        assert collect_node(most_bytes=0, unused_s=0, is_dry=is_dry, say=print).removed == []
+        assert collect_node(max_bytes=0, unused_s=0, is_dry=is_dry, say=print).removed == []
 
 
 @pytest.mark.system
@@ -454,7 +454,7 @@ def test_what_is_prefetched_is_not_fetched_to_be_unpacked(image: Commands, sourc
     assert snapshot(os.fspath(tmp_path / "out")) == snapshot(os.fspath(source))
     (tmp_path / "cache").chmod(0o777)
     told = image("materialise", "tree", "again", status=1).stderr
-    assert "cached blocks are not used" in told and "chmod 700" in told
+    assert "block cache disabled" in told and "chmod 700" in told
 
 
 def test_gc_of_a_store(image: Commands, source: Path, tmp_path: Path) -> None:
@@ -480,20 +480,20 @@ def test_gc_of_a_store_after_a_step_back(image: Commands, source: Path, tmp_path
     before = (source / "1" / "file1").read_bytes(), os.stat(source / "1" / "file1").st_mtime_ns
     (source / "1" / "file1").write_bytes(os.urandom(MIB))
     second = image.ask("build", source, "tree")["digest"]
-    folder, now_s = tmp_path / "tree" / "index", time.time()
+    directory, now_s = tmp_path / "tree" / "index", time.time()
     days = {first: 10, second: 9}
     for digest, age in days.items():
-        os.utime(folder / digest, (now_s - age * 86400, now_s - age * 86400))
+        os.utime(directory / digest, (now_s - age * 86400, now_s - age * 86400))
     (source / "1" / "file1").write_bytes(before[0])
     os.utime(source / "1" / "file1", ns=(before[1], before[1]))
     assert image.ask("build", source, "tree")["digest"] == first
-    assert os.stat(folder / first).st_mtime > now_s - 3600, "it is the newest from now on"
+    assert os.stat(directory / first).st_mtime > now_s - 3600, "it is the newest from now on"
     assert image.ask("gc", "--store", "tree", "--older", 7)["paths"] == []
     image("inspect", f"tree@sha256:{second}")
-    os.utime(folder / first, (now_s - 10 * 86400,) * 2)  # as it was left by earlier versions
+    os.utime(directory / first, (now_s - 10 * 86400,) * 2)  # as it was left by earlier versions
     assert image.ask("gc", "--store", "tree", "--older", 7)["paths"] == []
     image("build", source, "tree")
-    assert os.stat(folder / first).st_mtime < now_s - 9 * 86400, "nothing is written where nothing changes"
+    assert os.stat(directory / first).st_mtime < now_s - 9 * 86400, "nothing is written where nothing changes"
     os.utime(tmp_path / "tree" / HEAD_NAME, (now_s - 8 * 86400,) * 2)
     assert f"index/{second}" in image.ask("gc", "--store", "tree", "--older", 7, "--dry-run")["paths"]
 
@@ -524,10 +524,10 @@ def make_layers() -> tuple[list[bytes], dict[str, bytes]]:
     return layers, {"a/kept": b"newer", "b/above": large[::-1], "c/last": b"last"}
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
+def contents_of(directory: Path) -> dict[str, bytes]:
     return {
-        os.path.relpath(path, folder): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
+        os.path.relpath(path, directory): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
 
@@ -573,11 +573,11 @@ def test_an_image_of_a_registry_becomes_a_tree_there(
         image("mount", f"{base}:tree", "mnt")
         assert snapshot(os.fspath(tmp_path / "mnt")) == snapshot(os.fspath(tmp_path / "out"))
     for words, says in (
-        (("build", f"{base}:tree", "x"), "is a tree already"),
-        (("build", "layout", f"{base}:image", "--platform", "linux/amd64"), "is an image already"),
+        (("build", f"{base}:tree", "x"), "is already a tree"),
+        (("build", "layout", f"{base}:image", "--platform", "linux/amd64"), "is already an image"),
         (("build", f"{base}:none", "x"), ":none"),
         (("inspect", f"{base}:none"), ":none"),
-        (("build", f"{base}:image", "x", "--owner", "0:0"), "whose layers say whose its files are"),
+        (("build", f"{base}:image", "x", "--owner", "0:0"), "its layers give the owners of its files"),
     ):
         assert says in image(*words, status=1).stderr
     assert registry.password not in json.dumps([built, again])
@@ -597,7 +597,7 @@ def test_push_and_pull(image: Commands, registry: RegistryServer, source: Path, 
     assert image.ask("verify", "copy")["fault_count"] == 0
     assert image.ask("pull", f"{base}:v1", "copy")["moved_bytes"] < 0.1 * pulled["size"]
     image("pull", f"{base}:v1", "mirror", "--as-is")
-    assert "ask for it by its own name" in image("inspect", "mirror", status=1).stderr
+    assert "request it by its own name" in image("inspect", "mirror", status=1).stderr
     image("inspect", "mirror", "--name", f"{base}:v1")
 
     # Somebody who trusts nobody: a registry is no place of his own.
@@ -606,7 +606,7 @@ def test_push_and_pull(image: Commands, registry: RegistryServer, source: Path, 
     for words in (("inspect", f"{base}:v1"), ("pull", f"{base}:v1", "x"), ("mount", f"{base}:v1", "x")):
         (tmp_path / "x").mkdir(exist_ok=True)
         assert "is signed by no trusted key" in image(*words, status=1).stderr
-    assert "nobody will use it so" in image("push", "copy", f"{base}:v3", "--unsigned").stderr
+    assert "unsigned trees in a registry are not" in image("push", "copy", f"{base}:v3", "--unsigned").stderr
     assert "is not signed" in image("inspect", f"{base}:v3", status=1).stderr
 
     # Nor does it become believed by being taken into a place of his own.
@@ -660,22 +660,22 @@ def root(tmp_path: Path) -> Path:
 def test_a_tree_is_mounted_and_unmounted(image: Commands, source: Path, tmp_path: Path) -> None:
     need_mounts()
     digest = image.ask("build", source, "tree")["digest"]
-    folder = tmp_path / "mnt"
-    folder.mkdir()
+    directory = tmp_path / "mnt"
+    directory.mkdir()
     assert image.ask("mount", "tree", "mnt", "--idle", 1)["digest"] == digest
-    assert snapshot(os.fspath(folder)) == snapshot(os.fspath(source))
+    assert snapshot(os.fspath(directory)) == snapshot(os.fspath(source))
     with pytest.raises(OSError, match="Read-only"):
-        (folder / "new").write_text("")
+        (directory / "new").write_text("")
     listed = image.ask("mounts")["trees"]
-    assert [each["digest"] for each in listed] == [digest] and os.fspath(folder) in listed[0]["folders"]
+    assert [each["digest"] for each in listed] == [digest] and os.fspath(directory) in listed[0]["folders"]
     assert "is mounted there already" in image("mount", "tree", "mnt", status=1).stderr
-    with (folder / "1" / "file1").open("rb"):
+    with (directory / "1" / "file1").open("rb"):
         assert "is in use" in image("umount", "mnt", status=1).stderr
-    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "link").symlink_to(directory)
     done = image("record", "tree", "--", "true", status=1).stderr
-    assert f"{folder}: the tree is mounted there, and a recording needs it alone" in done
+    assert f"{directory}: the tree is mounted there, and a recording needs it exclusively" in done
     assert image.ask("umount", "link")["digest"] == digest
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
     assert "nothing is mounted there" in image("umount", "mnt", status=1).stderr
     wait_until(lambda: image.ask("mounts")["trees"] == [], 20, "the end of the daemon")
     image("mount", "tree", "mnt")
@@ -690,13 +690,13 @@ def test_a_tree_is_mounted_and_unmounted(image: Commands, source: Path, tmp_path
 @pytest.mark.system
 def test_a_mount_of_another_kind_is_left_alone(image: Commands, tmp_path: Path) -> None:
     need_mounts()
-    folder = tmp_path / "mnt"
-    folder.mkdir()
-    kernel.mount("tmpfs", os.fspath(folder), "tmpfs", 0)
+    directory = tmp_path / "mnt"
+    directory.mkdir()
+    kernel.mount("tmpfs", os.fspath(directory), "tmpfs", 0)
     try:
-        assert "is a mount of tmpfs, no tree" in image("umount", "mnt", status=1).stderr
+        assert "is a mount of tmpfs, not a tree" in image("umount", "mnt", status=1).stderr
     finally:
-        kernel.unmount(os.fspath(folder))
+        kernel.unmount(os.fspath(directory))
 
 
 @pytest.mark.system
@@ -711,7 +711,7 @@ def test_programs_run_in_an_image(image: Commands, root: Path, tmp_path: Path) -
     error = image("run", "tree", "--", "nothing-like-that", status=127).stderr
     assert "nothing-like-that" in error
     assert "give NAME=VALUE" in image("run", "tree", "--env", "x", "--", "cat", status=2).stderr
-    assert "a folder is read as it is" in image("record", f"rootfs:{root}", "--", "cat", status=1).stderr
+    assert "only reads of a tree can be" in image("record", f"rootfs:{root}", "--", "cat", status=1).stderr
 
 
 @pytest.mark.system
@@ -767,7 +767,7 @@ def test_recordings_are_merged_and_pruned(image: Commands, root: Path, tmp_path:
     pruned = image.ask("hot", "prune", "tree", "--share", 1)["traces"]
     assert all(each["blocks"] == each["hot_blocks"] > 0 for each in pruned)
     (tmp_path / "node.json").write_text("{}")
-    assert "node.json: is no hot trace" in image("hot", "merge", "tree", "node.json", status=1).stderr
+    assert "node.json: is not an access trace" in image("hot", "merge", "tree", "node.json", status=1).stderr
     image("hot", "prune", "tree", "--forget")
     assert image.ask("hot", "show", "tree")["traces"] == []
 
@@ -776,11 +776,11 @@ def test_published_recordings_are_found_at_a_web_server(image: Commands, source:
     """A web server cannot be listed, and who unpacks or prefetches there knows no workload's key."""
     image.make_key()
     (tmp_path / "web").mkdir()
-    with servers.serve_folder(tmp_path / "web") as server:
+    with servers.serve_directory(tmp_path / "web") as server:
         url = f"{server}/tree"
         digest = image.ask("build", source, "web/tree", "--name", url)["digest"]
         error = image("prefetch", url, status=1).stderr
-        assert "a web server does not say which it has" in error and "--workload" in error
+        assert "a web server does not list them" in error and "--workload" in error
         traces = tmp_path / "web" / "tree" / "traces" / digest
 
         def publish(workload: str, blocks: list[int], recordings: list[str]) -> None:
@@ -868,9 +868,9 @@ def test_a_tree_is_recent_until_the_next_one_is_old() -> None:
 
 def test_what_few_recordings_saw_goes() -> None:
     trace = Trace(tree="0" * 64, workload="0" * 16, runs=4, blocks=[5, 3, 9], seen=[4, 2, 1], first_ms=[1, 2, 3])
-    assert without_rare(trace, 0.5).blocks == [5, 3]
-    assert without_rare(trace, 1).seen == [4]
-    assert without_rare(trace, 0) == trace
+    assert drop_rare(trace, 0.5).blocks == [5, 3]
+    assert drop_rare(trace, 1).seen == [4]
+    assert drop_rare(trace, 0) == trace
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -878,14 +878,14 @@ def test_what_few_recordings_saw_goes() -> None:
 def test_a_trace_means_the_same_files_in_another_tree(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """Whatever the order of blocks: what is carried there and back is there again, in the same order."""
     chance = random.Random(seed)
-    folder = tmp_path_factory.mktemp("made")
+    directory = tmp_path_factory.mktemp("made")
     for number in range(12):
         size = chance.choice((0, 10, 5000, 131_072, 300_000))
-        (folder / f"file{number}").write_bytes(chance.randbytes(size))
-    one = build(Folder(os.fspath(folder)), lambda *_: None, threads=1)
+        (directory / f"file{number}").write_bytes(chance.randbytes(size))
+    one = build(DirectorySource(os.fspath(directory)), lambda *_: None, threads=1)
     paths = [b"file%d" % number for number in chance.sample(range(12), 5)]
-    other = build(Folder(os.fspath(folder)), lambda *_: None, threads=1, hot_paths=paths)
-    shutil.rmtree(folder)
+    other = build(DirectorySource(os.fspath(directory)), lambda *_: None, threads=1, hot_paths=paths)
+    shutil.rmtree(directory)
     pieces = [piece for entry in range(len(one.tree)) for piece in one.tree.pieces(entry)]
     users = Counter(address // BLOCK_UNITS for _, address, _ in pieces if address != HOLE)
     # A block that several files share lies in several blocks elsewhere, and their order need not stay.
@@ -895,11 +895,11 @@ def test_a_trace_means_the_same_files_in_another_tree(tmp_path_factory: pytest.T
         tree=one.digest, workload="1" * 16, runs=2, blocks=blocks, seen=[chance.choice((1, 2)) for _ in blocks],
         first_ms=list(range(len(blocks))),
     )  # fmt: skip
-    there = carry(one.tree, trace, other.tree, other.digest)
+    there = convert_trace(one.tree, trace, other.tree, other.digest)
     if there is None:
         assert not blocks
         return
-    back = carry(other.tree, there, one.tree, one.digest)
+    back = convert_trace(other.tree, there, one.tree, one.digest)
     assert back is not None and set(blocks) <= set(back.blocks)
     assert [each for each in back.blocks if each in blocks] == merge([trace]).blocks
 
@@ -913,9 +913,9 @@ def test_sources_of_compiled_modules_are_hot_with_them(tmp_path: Path) -> None:
         ("__pycache__/module.cpython-311.pyc", 200_000),
     ):
         (tmp_path / "package" / name).write_bytes(random.Random(name).randbytes(size))
-    index = build(Folder(os.fspath(tmp_path)), lambda *_: None).tree
+    index = build(DirectorySource(os.fspath(tmp_path)), lambda *_: None).tree
     (compiled,) = [entry for entry in files_of(index) if index.path(entry).endswith(b".pyc")]
-    hot = with_sources(index, [index.runs[compiled][0] // 32])
+    hot = add_sources(index, [index.runs[compiled][0] // 32])
     assert [os.path.basename(each.path) for each in hot_files(index, hot)] == [
         "module.cpython-311.pyc",
         "module.py",

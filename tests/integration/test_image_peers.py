@@ -14,9 +14,9 @@ from bootseer import aio
 from bootseer.blocks import Cache
 from bootseer.errors import ConfigError
 from bootseer.events import read_events
-from bootseer.mounts.tree_control import Control
-from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree, unmount_tree
-from bootseer.mounts.unpacked import unpack_tree
+from bootseer.ipc.client import Client
+from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, mount_tree, unmount_tree
+from bootseer.mounts.unpacked.tree import unpack_tree
 from bootseer.peers import Origin
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.tree.index import PACKS
@@ -32,30 +32,30 @@ SIZE = 24 << 20
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder = tmp_path_factory.mktemp("made")
+    directory = tmp_path_factory.mktemp("made")
     for number in range(3):
-        (folder / f"file{number}").write_bytes(random.Random(number).randbytes(SIZE // 3))
-    return Built(folder)
+        (directory / f"file{number}").write_bytes(random.Random(number).randbytes(SIZE // 3))
+    return Built(directory)
 
 
 class Nodes:
     """Those of a job, on this machine: each has a cache, a runtime folder, a file of peers, and serves."""
 
     def __init__(self, folder: Path, server: FaultyHttpServer, built: Built, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
+        self._directory, self._stack = folder, stack
         self.server, self.built = server, built
         self.files: dict[str, str] = {}
 
     def begin(self, kinds: dict[str, tuple[str, ...]], job: str = "job") -> None:
         """Each serves as it is said, and all know of each other."""
         origin = Origin(url=self.server.url, below=[PACKS])
-        self.files = self._stack.enter_context(peer_processes(self._folder, kinds, origin, job))
+        self.files = self._stack.enter_context(peer_processes(self._directory, kinds, origin, job))
 
     def environ(self, name: str) -> dict[str, str]:
-        return {**os.environ, "BOOTSEER_RUNTIME": f"{self._folder}/run-{name}"}
+        return {**os.environ, "BOOTSEER_RUNTIME": f"{self._directory}/run-{name}"}
 
     def cache(self, name: str) -> Cache:
-        return Cache(f"{self._folder}/cache-{name}")
+        return Cache(f"{self._directory}/cache-{name}")
 
     def mount(self, name: str, whole_bytes: int = 1 << 30) -> MountedTree:
         environ = self.environ(name)
@@ -134,9 +134,9 @@ def test_the_peers_of_the_next_job_are_asked_by_the_daemon_that_is_there(nodes: 
 
 
 @pytest.mark.parametrize("peers", ["relative", 7, "/a\0b"])
-def test_a_daemon_is_told_a_path(nodes: Nodes, peers: object) -> None:
+def test_a_daemon_is_reported_a_path(nodes: Nodes, peers: object) -> None:
     tree = nodes.mount("one", whole_bytes=0)
-    control = Control.connect(tree.control, timeout_s=10.0)
+    control = Client.connect(tree.control, timeout_s=10.0)
     assert control is not None
     with control, pytest.raises(ConfigError, match="peers: an absolute path"):
         control.ask("hello", timeout_s=10.0, peers=peers)
@@ -209,7 +209,7 @@ def test_nodes_of_a_job_give_each_other_what_their_ranks_read(
             programs.append(bootrun.start(*words, env=environ))
         runs = [program.wait() for program in programs]
     assert [run.status for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
-    assert not [line for run in runs for line in run.stderr.splitlines() if "help each other" in line]
+    assert not [line for run in runs for line in run.stderr.splitlines() if "peer sharing disabled" in line]
     figures = []
     for number in range(2):
         (path,) = (tmp_path / f"log{number}").glob("*/events/agent-*")

@@ -28,6 +28,7 @@ import pytest
 from bootseer.testing.registry import RegistryServer, why_not
 from bootseer.testing.trees import write_layout
 from tests import support_trees
+from tests.campaign import IS_FULL
 from tests.integration.flat_stack import need_tool
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.oci_layouts import SKOPEO, skopeo
@@ -39,7 +40,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(os.geteuid() != 0, reason="all attributes: needs root"),
 ]
-IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
 # What torch needs, and pip. The rest of this environment is as large again, and nothing else.
 TORCHS = re.compile(
     r"(torch|torchgen|functorch|numpy|sympy|isympy|mpmath|networkx|jinja2|markupsafe|filelock|fsspec|nvidia|triton"
@@ -288,8 +288,8 @@ class Layers:
                 self._remove(os.fspath(path))
             for attribute in os.listxattr(path) if is_folder(path) else ():
                 os.removexattr(path, attribute)  # tar only adds
-        folders = [path for path in (self.root, *self.root.rglob("*")) if is_folder(path)]
-        before = {path: path.lstat().st_mtime_ns for path in folders}
+        directories = [path for path in (self.root, *self.root.rglob("*")) if is_folder(path)]
+        before = {path: path.lstat().st_mtime_ns for path in directories}
         command = ["tar", "-x", "-p", "--numeric-owner", "--same-owner", "--xattrs", "--xattrs-include=*",
                    "--delay-directory-restore", "--exclude=.wh.*", "-C", os.fspath(self.root)]  # fmt: skip
         subprocess.run(command, input=archive, check=True)
@@ -407,7 +407,7 @@ def test_layers_of_a_registry(image: Commands, registry: RegistryServer, tmp_pat
     platform = ("--platform", "linux/amd64")
     image.environ["REGISTRY_AUTH_FILE"] = os.devnull
     denied = image("build", f"{base}:image", "no", *platform, status=1).stderr
-    assert "login" in denied or "password" in denied or "401" in denied, denied
+    assert "log in" in denied or "password" in denied or "401" in denied, denied
     know(image, registry)
     built = prove(image, f"{base}:image", expected, *platform)
 

@@ -24,17 +24,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer.image.commands import opened
-from bootseer.mounts import kernel
-from bootseer.mounts.overlay import mount_overlay
-from bootseer.mounts.tree_ending import list_trees
-from bootseer.mounts.tree_mount import TreeOptions, mount_tree
+from bootseer.image.commands.common import opened
+from bootseer.linux import mount as kernel
+from bootseer.mounts.sandbox.overlay import mount_overlay
+from bootseer.mounts.tree_daemon.ending import list_trees
+from bootseer.mounts.tree_daemon.mount import TreeOptions, mount_tree
 from bootseer.testing.trees import make_tree, write_tree
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES
-from bootseer.tree.materialise import materialise
 from bootseer.tree.opening import OpenedTree
 from bootseer.tree.reading import StoreBlocks
+from bootseer.tree.unpack.tree import materialise
 from bootseer.trust import Trust
+from tests.campaign import IS_FULL
 from tests.integration.mounted_trees import Built, Trees, trees
 from tests.integration.test_image_commands import BOOTSEER
 from tests.support import is_running, wait_until
@@ -45,7 +46,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root"),
 ]
 __all__ = ["trees"]  # a fixture
-IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
 BLOCK_BYTES = 128 << 10
 
 
@@ -122,12 +122,12 @@ def read_at(root: str, path: bytes, begin: int, length: int, how: str) -> bytes:
         return os.pread(file.fileno(), length, begin)
 
 
-def make_source(folder: Path, seed: int, entries: int) -> list[bytes]:
+def make_source(directory: Path, seed: int, entries: int) -> list[bytes]:
     """Random files; paths of those that are regular. No whiteouts, which an overlay does not show."""
     made = make_tree(random.Random(seed), entries, as_root=True)
     kept = {path: node for path, node in made.items() if not (stat.S_ISCHR(node.mode) and node.rdev == (0, 0))}
-    folder.mkdir()
-    write_tree(os.fspath(folder), kept)
+    directory.mkdir()
+    write_tree(os.fspath(directory), kept)
     return [path for path, node in kept.items() if stat.S_ISREG(node.mode)]
 
 
@@ -189,8 +189,8 @@ def open_ways(url: str, top: Path, stack: ExitStack) -> dict[str, Read]:
     stack.callback(kernel.unmount, os.fspath(top / "shown"))
     materialise(tree.index, os.fspath(top / "unpacked"), StoreBlocks(tree.store, tree.index))
 
-    def through(folder: str) -> Read:
-        return lambda path, begin, length, how: read_at(folder, path, begin, length, how)
+    def through(directory: str) -> Read:
+        return lambda path, begin, length, how: read_at(directory, path, begin, length, how)
 
     return {
         "library": lambda path, begin, length, _: library.read(path, begin, length),
@@ -242,18 +242,21 @@ def test_three_mounts_at_once_four_processes_each_fetch_every_block_once(trees: 
     trees.built = Built(source)
     trees.server.files = {name: memoryview(data) for name, data in trees.built.files.items()}
     index = trees.built.index
-    folders = [trees.top / f"mnt{number}" for number in range(MOUNTS)]
-    for folder in folders:
-        folder.mkdir()
+    directories = [trees.top / f"mnt{number}" for number in range(MOUNTS)]
+    for directory in directories:
+        directory.mkdir()
 
-    mounts = [trees.run(BOOTSEER, "image", "mount", trees.url, os.fspath(folder), "--json") for folder in folders]
+    mounts = [
+        trees.run(BOOTSEER, "image", "mount", trees.url, os.fspath(directory), "--json")
+        for directory in directories
+    ]
     for program in mounts:
         run = program.wait(60)
         assert run.status == 0, run.stderr
         assert json.loads(run.stdout)["digest"] == trees.built.digest
     readers = [
-        trees.read(os.fspath(folder), how=("read", "mapped")[number % 2])
-        for folder in folders
+        trees.read(os.fspath(directory), how=("read", "mapped")[number % 2])
+        for directory in directories
         for number in range(PROCESSES)
     ]
     outcomes = [reader.end(200) for reader in readers]
@@ -279,9 +282,9 @@ def test_three_mounts_at_once_four_processes_each_fetch_every_block_once(trees: 
     assert served == index.stored_bytes
     blocks = status["blocks"]
     assert blocks["demand_blocks"] + blocks["prefetch_blocks"] == index.block_count
-    for folder in folders:
+    for directory in directories:
         done = subprocess.run(
-            [BOOTSEER, "image", "umount", folder], env={**os.environ, **trees.environ},
+            [BOOTSEER, "image", "umount", directory], env={**os.environ, **trees.environ},
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -28,6 +28,7 @@ import pytest
 from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.testing.registry import make_certificates
 from tests import support_trees
+from tests.campaign import IS_FULL
 from tests.contract import servers
 from tests.integration.image_roots import Interpreter, libraries, link, make_root, tell
 from tests.integration.mounted_trees import make_files, need_mounts
@@ -41,7 +42,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root"),
     needs_program("setpriv"),
 ]
-IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
 BYTES_PER_S = 12e6 if IS_FULL else 40e6
 TRICKLE_BYTES_PER_S, OPEN_BYTES_PER_S = 2e6, 1e9
 
@@ -125,10 +125,10 @@ class TorchImage:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="bootseer-proofs-"))  # pytest's own folders are closed to others
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    directory = Path(tempfile.mkdtemp(prefix="bootseer-proofs-"))  # pytest's own folders are closed to others
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.mark.slow
@@ -224,16 +224,16 @@ class Web:
     environ: Mapping[str, str] = {}
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url = folder, url
+        self._directory, self._url = folder, url
 
     def publish(self, image: Commands, source: Path, tree: str) -> str:
-        return str(image.ask("build", source, self._folder / tree, "--name", self.url(tree))["digest"])
+        return str(image.ask("build", source, self._directory / tree, "--name", self.url(tree))["digest"])
 
     def url(self, tree: str) -> str:
         return f"{self._url}/{tree}"
 
     def copy(self, source: str, target: str) -> None:
-        servers.write_file(self._folder, target, (self._folder / source).read_bytes())
+        servers.write_file(self._directory, target, (self._directory / source).read_bytes())
 
 
 class Bucket:
@@ -281,7 +281,7 @@ def place(request: pytest.FixtureRequest, endpoint: tuple[str, str], tmp_path: P
         yield Bucket(*endpoint, f"bucket-{os.urandom(6).hex()}")
         return
     (tmp_path / "web").mkdir()
-    with servers.serve_folder(tmp_path / "web") as url:
+    with servers.serve_directory(tmp_path / "web") as url:
         yield Web(tmp_path / "web", url)
 
 
@@ -329,7 +329,7 @@ def check_refused(reader: Commands, url: str, *texts: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_trees_of_strangers_are_refused_by_every_command(place: Place, people: People, tmp_path: Path) -> None:
+def test_trees_of_unknown_publishers_are_refused(place: Place, people: People, tmp_path: Path) -> None:
     need_mounts()
     source = make_files(tmp_path / "source", count=5)
     (source / "words").write_text("Ada's\n")

@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.writer import write_version
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.writing.writer import write_version
 from bootseer.events import read_events
-from bootseer.mounts import enter
-from bootseer.mounts.tree_mount import unmount_tree
-from bootseer.storage.local import LocalStore
+from bootseer.mounts.sandbox import enter
+from bootseer.mounts.tree_daemon.mount import unmount_tree
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from bootseer.tree.building import Contents, Progress, build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import Progress, SourceContents, build
+from bootseer.tree.builder.from_directory import DirectorySource
+from bootseer.tree.builder.packing import Packer
 from bootseer.tree.index import Config
-from bootseer.tree.packing import Packer
-from launcher.loop import Loop
-from launcher.supervise.collector import StackCollector
+from launcher.base.loop import Loop
+from launcher.monitor.samples.stack_collector import StackCollector
 from tests import support
 from tests.integration.image_roots import find_interpreter, make_root
 from tests.integration.mounted_trees import need_mounts
@@ -121,21 +121,21 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A root file system; whatever a test does, its files stay as they are."""
-    folder = tempfile.mkdtemp(prefix="image-root-")
-    os.chmod(folder, 0o755)
-    make_root(folder)
-    before = snapshot(folder)
-    yield folder
-    after = snapshot(folder)
-    shutil.rmtree(folder)
+    directory = tempfile.mkdtemp(prefix="image-root-")
+    os.chmod(directory, 0o755)
+    make_root(directory)
+    before = snapshot(directory)
+    yield directory
+    after = snapshot(directory)
+    shutil.rmtree(directory)
     assert after == before
 
 
-def snapshot(folder: str) -> dict[str, tuple[int, int, int]]:
+def snapshot(directory: str) -> dict[str, tuple[int, int, int]]:
     """Size, time and mode of everything."""
     found = {}
-    for base, folders, files in os.walk(folder):
-        for name in (*folders, *files):
+    for base, directories, files in os.walk(directory):
+        for name in (*directories, *files):
             path = os.path.join(base, name)
             status = os.lstat(path)
             found[path] = (status.st_size, status.st_mtime_ns, status.st_mode)
@@ -174,8 +174,8 @@ def told(run: support.Run | support.Programs, rank: int = 0, restart: int = 0) -
         return found
 
 
-def write(folder: str | os.PathLike[str], name: str, text: str) -> str:
-    path = os.path.join(folder, name)
+def write(directory: str | os.PathLike[str], name: str, text: str) -> str:
+    path = os.path.join(directory, name)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     return path
@@ -238,8 +238,8 @@ def test_ranks_share_the_image_and_the_node(
     image("shares.py")
     assert os.path.exists(f"{bootrun.dir}/shared-{key}-0")
     for rank in "01":
-        for folder in ("/dev/shm", "/tmp"):
-            os.unlink(f"{folder}/shared-{key}-{rank}")
+        for directory in ("/dev/shm", "/tmp"):
+            os.unlink(f"{directory}/shared-{key}-{rank}")
         assert not os.path.exists(f"{root}/opt/data/shared-{key}-{rank}")
         assert not os.path.exists(f"{root}/usr/made-{rank}")
 
@@ -295,7 +295,7 @@ def test_what_is_written_can_be_kept(
         (("--rank-hooks", "off", "this_module.py"), "module\nmodule\n"),
         (("--image-python", "/usr/local/bin/python3", "this_module.py"), "module\nmodule\n"),
         (("--virtual-local-rank", "this_module.py", "device"), "device 4\ndevice 5\n"),
-        (("/opt/data/inside.py",), None),
+        (("/opt/data/bootstrap.py",), None),
     ],
 )
 def test_what_ranks_can_be(
@@ -307,7 +307,7 @@ def test_what_ranks_can_be(
     words = tuple(word.replace("TOP", bootrun.dir) for word in words)
     run = image(*words, env={"CUDA_VISIBLE_DEVICES": "4,5"}, status=0 if output else 1)
     if output is None:
-        assert "can't open file '/opt/data/inside.py'" in run.stderr  # an image may have its own scripts
+        assert "can't open file '/opt/data/bootstrap.py'" in run.stderr  # an image may have its own scripts
     else:
         assert sorted(run.stdout.splitlines()) == sorted(output.splitlines())
 
@@ -373,7 +373,7 @@ def test_restarts_find_what_was_written(image: Callable[..., support.Run], bootr
 
 
 @pytest.mark.parametrize("fork", ["off", "on"])
-def test_a_keeper_that_dies_is_replaced(bootrun: support.Programs, root: str, fork: str) -> None:
+def test_a_service_that_dies_is_replaced(bootrun: support.Programs, root: str, fork: str) -> None:
     """Ranks that run go on; those of the next attempt get into the image as well."""
     write(bootrun.dir, "survives.py",
           TELL + "\nimport time\nopen('up', 'w').close()\n"
@@ -394,15 +394,15 @@ def test_a_keeper_that_dies_is_replaced(bootrun: support.Programs, root: str, fo
         *("--image", f"rootfs:{root}", "survives.py"),
     )
     support.wait_until(lambda: os.path.exists(f"{bootrun.dir}/up"))
-    kill_keeper(program)
-    support.wait_until(lambda: "the image is opened anew" in program.stderr)
+    kill_service(program)
+    support.wait_until(lambda: "reopening the image" in program.stderr)
     write(bootrun.dir, "go", "")
     run = program.wait()
     assert run.status == 0, run.stderr
     assert told(bootrun, 0, 1)["release"] == "ID=made\n"
 
 
-def test_a_folder_for_what_is_written_outlives_its_keeper(
+def test_a_directory_for_what_is_written_outlives_its_service(
     bootrun: support.Programs, root: str, tmp_path: Path
 ) -> None:
     """It is below one root at a time: ranks that run go on, no other job gets it, the next attempt finds it."""
@@ -415,8 +415,8 @@ def test_a_folder_for_what_is_written_outlives_its_keeper(
     words = ("--standalone", "--image", f"rootfs:{root}", "--image-writable", tmp_path / "kept")
     program = bootrun.start(*words, "--max-restarts", "1", "--restart-backoff", "0", "keeps.py")
     support.wait_until(lambda: os.path.exists(f"{bootrun.dir}/up"))
-    kill_keeper(program)
-    support.wait_until(lambda: "the image is opened anew before the next start of ranks" in program.stderr)
+    kill_service(program)
+    support.wait_until(lambda: "reopening the image before the next start of ranks" in program.stderr)
 
     def is_taken() -> bool:
         other = bootrun(*words, "--no-python", "true")
@@ -428,16 +428,20 @@ def test_a_folder_for_what_is_written_outlives_its_keeper(
     assert run.status == 0, run.stderr
 
 
-def kill_keeper(program: support.Program) -> None:
+def kill_service(program: support.Program) -> None:
     def find() -> list[int]:
         below = support.descendants(program.pid)
-        return [each.pid for each in below if "image_keeper" in each.command and each.ppid == program.pid]
+        return [
+            each.pid
+            for each in below
+            if "bootseer.mounts.sandbox.service" in each.command and each.ppid == program.pid
+        ]
 
     os.kill(support.wait_until(find)[0], signal.SIGKILL)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_ranks_go_on_when_no_keeper_lives(bootrun: support.Programs, root: str, restarts: int) -> None:
+def test_ranks_go_on_when_no_service_lives(bootrun: support.Programs, root: str, restarts: int) -> None:
     """There are no others then."""
     write(bootrun.dir, "goes_on.py",
           "import os, sys, time\nopen('up', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
@@ -448,17 +452,23 @@ def test_ranks_go_on_when_no_keeper_lives(bootrun: support.Programs, root: str, 
     )
     support.wait_until(lambda: os.path.exists(f"{bootrun.dir}/up"))
     for count in (1, 2):
-        kill_keeper(program)
-        support.wait_until(lambda count=count: program.stderr.count("the image is opened anew") == count)  # type: ignore[misc]
-    kill_keeper(program)
+        kill_service(program)
+        support.wait_until(lambda count=count: program.stderr.count("reopening the image") == count)  # type: ignore[misc]
+    kill_service(program)
     support.wait_until(
-        lambda: not [each for each in support.descendants(program.pid) if "image_keeper" in each.command]
+        lambda: (
+            not [
+                each
+                for each in support.descendants(program.pid)
+                if "bootseer.mounts.sandbox.service" in each.command
+            ]
+        )
     )
     write(bootrun.dir, "go", "")
     run = program.wait()
     assert run.stdout == "done\n"
     assert run.status == (1 if restarts else 0), run.stderr
-    assert ("bootrun: error: --image: opened 3 times, and lost again and again" in run.stderr) == bool(restarts)
+    assert ("bootrun: error: --image: opened 3 times, and lost repeatedly" in run.stderr) == bool(restarts)
 
 
 def test_a_killed_bootrun_leaves_nothing(bootrun: support.Programs, root: str) -> None:
@@ -500,15 +510,15 @@ def test_signals_reach_ranks(bootrun: support.Programs, root: str) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--image", "rootfs:/no/such/folder"), "/no/such/folder: is no folder of this node"),
+        (("--image", "rootfs:/no/such/folder"), "/no/such/folder: is not a directory of this node"),
         (("--image", "/no/such/tree"), "there is no tree here"),
         (("--image", "ROOT", "--image-python", "python9"), "has no python9 on its PATH"),
-        (("--image", "ROOT", "--image-bind", "TOP:/usr/local"), "/usr/local is this node's there"),
-        (("--image", "ROOT", "--image-bind", "/no/such/file:/x"), "/no/such/file cannot be seen inside the image"),
-        (("--image", "ROOT", "--image-bind", "TOP:TOP/not/there"), "does not exist in a folder of the node"),
+        (("--image", "ROOT", "--image-bind", "TOP:/usr/local"), "/usr/local is the node's"),
+        (("--image", "ROOT", "--image-bind", "/no/such/file:/x"), "/no/such/file cannot be bound into the image"),
+        (("--image", "ROOT", "--image-bind", "TOP:TOP/not/there"), "does not exist in a directory of the node"),
         (
             ("--image", "ROOT", "--image-bind", "/etc/hostname:/opt/data"),
-            "is a file on the node and a folder in the image",
+            "is a file on the node and a directory in the image",
         ),
         (("--image", "ROOT", "--image-writable", "/proc/x"), "--image-writable /proc/x"),
     ],
@@ -525,11 +535,11 @@ def test_what_cannot_be_is_one_line(
     assert not os.path.exists(f"{bootrun.dir}/tell-0-0")
 
 
-def test_a_folder_that_would_hide_the_image_is_left_out(bootrun: support.Programs, root: str) -> None:
+def test_a_directory_that_would_hide_the_image_is_left_out(bootrun: support.Programs, root: str) -> None:
     path = write(bootrun.dir, "tell.py", TELL)
     run = bootrun("--standalone", "--image", f"rootfs:{root}", path, cwd="/usr/lib")
     assert run.status == 1
-    assert "/usr/lib of this node is not seen inside the image" in run.stderr
+    assert "/usr/lib of this node is not visible inside the image" in run.stderr
     assert "the working directory /usr/lib cannot be entered inside the image" in run.stderr
 
 
@@ -562,7 +572,7 @@ def test_a_node_whose_image_fails_leaves_the_job(bootrun: support.Programs, root
     words = [*NODES, f"localhost:{free_port}", "--rdzv-conf", "join_timeout=3"]
     good = bootrun.start(*words, "--image", f"rootfs:{root}", "tell.py")
     bad = bootrun.start(*words, "--image", "rootfs:/no/such/folder", "tell.py").wait()
-    assert bad.status == 1 and "/no/such/folder: is no folder" in bad.stderr
+    assert bad.status == 1 and "/no/such/folder: is not a directory" in bad.stderr
     assert good.wait().status == 1
 
 
@@ -621,10 +631,10 @@ class Configured:
 
     def __init__(self, folder: str, env: list[str]) -> None:
         self.name = "made"
-        self._folder, self._env = Folder(folder), env
+        self._directory, self._env = DirectorySource(folder), env
 
-    def read(self, packer: Packer, hot_paths: Sequence[bytes], on_progress: Progress) -> Contents:
-        found = self._folder.read(packer, hot_paths, on_progress)
+    def read(self, packer: Packer, hot_paths: Sequence[bytes], on_progress: Progress) -> SourceContents:
+        found = self._directory.read(packer, hot_paths, on_progress)
         return found._replace(config=Config(env=self._env))
 
 
@@ -716,17 +726,17 @@ def test_the_first_start_is_recorded_and_the_next_prefetched(
     (trace,) = (tmp_path / "one" / "trees" / tree.digest).glob("trace-*")
     place = tmp_path / "two" / "trees" / tree.digest
     place.mkdir(parents=True, mode=0o700)
-    for folder in (tmp_path / "two", tmp_path / "two" / "trees"):
-        folder.chmod(0o700)
+    for directory in (tmp_path / "two", tmp_path / "two" / "trees"):
+        directory.chmod(0o700)
     shutil.copy(trace, place)
     said, second = start("two", "log3")
     assert second["image_had_trace"] == 1
     assert second["image_prefetch_blocks"] > 10 * second["image_demand_blocks"], (first, second)
     assert second["image_blocked_s"] < first["image_blocked_s"]
-    assert "of it ahead" in said
+    assert "% prefetched" in said
 
 
-def test_an_image_that_is_lost_fails_ranks_and_is_opened_anew(
+def test_an_image_that_is_lost_fails_ranks_and_is_opened_again(
     bootrun: support.Programs, tree: Published, tmp_path: Path
 ) -> None:
     """What its daemon served cannot be read any more: no wrong bytes, no hang. The next attempt has it again."""
@@ -744,7 +754,7 @@ def test_an_image_that_is_lost_fails_ranks_and_is_opened_anew(
     write(bootrun.dir, "go", "")
     run = program.wait(60.0)
     assert run.status == 0, run.stderr
-    assert "the image is opened anew: it cannot be read any more" in run.stderr
+    assert "reopening the image: it cannot be read any more" in run.stderr
     assert "restart 1 of 1" in run.stderr
 
 
@@ -785,11 +795,11 @@ def test_a_damaged_image_is_named_and_the_job_given_up(
     program = start_late(bootrun, tree, tmp_path, WRONG, "--log-dir", f"{tmp_path}/logs")
     run = program.wait(60.0)
     assert run.status == 1
-    said = rf"warning: reads of the image fail: {tree.server.url}/packs/\w+: block \d+, .* not the digest"
+    said = rf"warning: reads of the image fail: {tree.server.url}/packs/\w+: block \d+, .* not match its digest"
     assert re.search(said, run.stderr), run.stderr
     assert "restart 1 of 3" in run.stderr and "restart 2 of 3" not in run.stderr
     assert "class     : mount (the image could not be read)" in run.stderr
-    assert "the same as in the attempt before, so another would fail there too" in run.stderr
+    assert "the same as in the last attempt, so another would fail there too" in run.stderr
     tree.server.plan[:] = []
     run = bootrun(
         *("--standalone", "--image", tree.url, "late.py"),
@@ -854,7 +864,7 @@ def user_python() -> tuple[str, dict[str, str]]:
             BECOME,
             program,
             "-c",
-            "import launcher.app, bootseer.mounts.holder, msgspec",
+            "import launcher.app, bootseer.mounts.sandbox.process, msgspec",
         ]
         if subprocess.run(check, env={**os.environ, **environ}, capture_output=True).returncode == 0:
             return program, environ
@@ -864,14 +874,14 @@ def user_python() -> tuple[str, dict[str, str]]:
 @pytest.fixture
 def users_programs() -> Iterator[support.Programs]:
     """In a folder of the other user's; not below tmp_path, which pytest closes to others again and again."""
-    folder = tempfile.mkdtemp(prefix="image-user-")
-    os.mkdir(f"{folder}/tmp")
-    for each in (folder, f"{folder}/tmp"):
+    directory = tempfile.mkdtemp(prefix="image-user-")
+    os.mkdir(f"{directory}/tmp")
+    for each in (directory, f"{directory}/tmp"):
         os.chown(each, USER, USER)
-    programs = support.Programs(folder)
+    programs = support.Programs(directory)
     yield programs
     programs.close()
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
@@ -940,7 +950,7 @@ def test_a_checkpoint_of_an_ordinary_user(
     run = user_image("--load-checkpoint", "model.bin", "reads.py")
     expected = f"{users_programs.dir}/model.bin {hashlib.sha256(data).hexdigest()}"
     assert run.stdout.splitlines() == [expected] * 2
-    assert "the checkpoint's files are not seen inside the image" in run.stderr
+    assert "the checkpoint's files are not visible inside the image" in run.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -1001,13 +1011,13 @@ def test_another_user_cannot_enter(bootrun: support.Programs, root: str) -> None
         ]
         run = subprocess.run(argv, capture_output=True, text=True, cwd="/")
         assert (run.returncode, run.stdout) == (126, "")
-        assert "the process that holds the image does not answer" in run.stderr
+        assert "the image's sandbox process does not answer" in run.stderr
     assert addresses
     program.signal(signal.SIGTERM)
     program.wait()
 
 
-def test_texts_of_an_image_tell_what_may_be_preloaded(
+def test_texts_of_an_image_tell_what_may_be_fork_server(
     image: Callable[..., support.Run], bootrun: support.Programs, tmp_path: Path
 ) -> None:
     """What the script changes matters to modules that mention it; theirs are not this node's files."""

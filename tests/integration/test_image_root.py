@@ -16,19 +16,19 @@ from typing import cast
 import pytest
 
 from bootseer.errors import BootseerError, ConfigError, StorageError, StorageTimeout
-from bootseer.mounts.binds import Bind, plan_binds
-from bootseer.mounts.cdi_files import LIBRARIES
-from bootseer.mounts.holder import HeldRoot, Holder
-from bootseer.mounts.image_environ import Changes
-from bootseer.mounts.image_root import ImageRequest, OpenImage, enter_path
-from bootseer.mounts.image_run import run_in_image
-from bootseer.mounts.image_source import Source
-from bootseer.mounts.layers import Layer, LayersSpec
-from bootseer.mounts.root import RootSpec
-from bootseer.mounts.tree_mount import mount_tree, unmount_tree
+from bootseer.mounts.sandbox.binds import Bind, plan_binds
+from bootseer.mounts.sandbox.cdi_files import LIBRARIES
+from bootseer.mounts.sandbox.environ import EnvironChanges
+from bootseer.mounts.sandbox.image_root import ImageRequest, OpenImage, enter_path
+from bootseer.mounts.sandbox.layers import Layer, LayersSpec
+from bootseer.mounts.sandbox.process import ImageSandbox, SandboxRoot
+from bootseer.mounts.sandbox.root import RootSpec
+from bootseer.mounts.sandbox.run import run_in_image
+from bootseer.mounts.sandbox.source import ImageSource
+from bootseer.mounts.tree_daemon.mount import mount_tree, unmount_tree
 from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from tests import support
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import need_mounts
@@ -42,32 +42,32 @@ KERNEL = [Bind("/dev", "/dev"), Bind("/proc", "/proc"), Bind("/sys", "/sys")]
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="image-root-")
-    os.chmod(folder, 0o755)
-    make_root(folder)
-    yield folder
-    shutil.rmtree(folder)
+    directory = tempfile.mkdtemp(prefix="image-root-")
+    os.chmod(directory, 0o755)
+    make_root(directory)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
-def holder() -> Iterator[Holder]:
-    made = Holder()
+def sandbox() -> Iterator[ImageSandbox]:
+    made = ImageSandbox()
     yield made
     made.close()
 
 
-def make(holder: Holder, root: str, *binds: Bind, **more: object) -> HeldRoot:
+def make(sandbox: ImageSandbox, root: str, *binds: Bind, **more: object) -> SandboxRoot:
     spec = RootSpec([root], binds=plan_binds([], [*KERNEL, *binds]))._replace(**more)
-    return holder.make(spec, loader={}, programs=["python3"], path="/usr/local/bin")
+    return sandbox.make(spec, loader={}, programs=["python3"], path="/usr/local/bin")
 
 
-def inside(held: HeldRoot, *argv: str, cwd: str = "/", **more: str) -> subprocess.CompletedProcess[str]:
+def inside(held: SandboxRoot, *argv: str, cwd: str = "/", **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-S", enter_path(), held.address, *argv]
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", **more}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environ)
 
 
-def python(held: HeldRoot, code: str) -> str:
+def python(held: SandboxRoot, code: str) -> str:
     run = inside(held, "python3", "-c", code)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
@@ -76,9 +76,9 @@ def python(held: HeldRoot, code: str) -> str:
 # ---- how it is entered ---------------------------------------------------------------------------------------
 
 
-def test_what_a_program_keeps(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_what_a_program_keeps(sandbox: ImageSandbox, root: str, tmp_path: Path) -> None:
     """Pid, descriptors, signals, limits, umask, nice value, environment; nothing of ours is added."""
-    held = make(holder, root, Bind("/tmp", "/tmp"))
+    held = make(sandbox, root, Bind("/tmp", "/tmp"))
     (tmp_path / "data").write_text("inherited")
     code = (
         "import json, os, resource, signal, sys\n"
@@ -138,8 +138,8 @@ def test_what_a_program_keeps(holder: Holder, root: str, tmp_path: Path) -> None
     assert seen["cmdline"][:2] == ["python3", "-c"]
 
 
-def test_programs_that_cannot_be_started(holder: Holder, root: str) -> None:
-    held = make(holder, root)
+def test_programs_that_cannot_be_started(sandbox: ImageSandbox, root: str) -> None:
+    held = make(sandbox, root)
     reasons = {
         "nothing": "no such file",
         "/no/such": "no such file",
@@ -150,21 +150,21 @@ def test_programs_that_cannot_be_started(holder: Holder, root: str) -> None:
         run = inside(held, program)
         assert run.returncode == 127 and reason in run.stderr, run.stderr
         assert run.stderr.count("\n") == 1 and f"cannot start {program} inside the image" in run.stderr
-    holder.close()
+    sandbox.close()
     run = inside(held, "cat", "/etc/passwd")
-    assert run.returncode == 126 and "the process that holds the image does not answer" in run.stderr
+    assert run.returncode == 126 and "the image's sandbox process does not answer" in run.stderr
 
 
-def test_the_loaders_variables_are_the_images(holder: Holder, root: str) -> None:
+def test_the_loaders_variables_are_the_images(sandbox: ImageSandbox, root: str) -> None:
     spec = RootSpec([root], binds=plan_binds([], KERNEL))
-    held = holder.make(spec, loader={"LD_LIBRARY_PATH": "/of/the/image"})
+    held = sandbox.make(spec, loader={"LD_LIBRARY_PATH": "/of/the/image"})
     run = inside(held, "env", LD_PRELOAD="", LD_LIBRARY_PATH="/of/the/node", OTHER="1")
     found = dict(line.split("=", 1) for line in run.stdout.splitlines())
     assert found["LD_LIBRARY_PATH"] == "/of/the/image" and "LD_PRELOAD" not in found and found["OTHER"] == "1"
 
 
-def test_many_at_once(holder: Holder, root: str) -> None:
-    held = make(holder, root)
+def test_many_at_once(sandbox: ImageSandbox, root: str) -> None:
+    held = make(sandbox, root)
     command = [sys.executable, "-I", "-S", enter_path(), held.address, "/bin/cat", "/etc/os-release"]
     programs = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/") for _ in range(16)]
     assert [program.communicate()[0] for program in programs] == [b"ID=made\n"] * 16
@@ -173,7 +173,7 @@ def test_many_at_once(holder: Holder, root: str) -> None:
 # ---- what it is made of --------------------------------------------------------------------------------------
 
 
-def test_links_and_places_in_odd_images(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_links_and_places_in_odd_images(sandbox: ImageSandbox, root: str, tmp_path: Path) -> None:
     """Links that lead up and away stay in the image; what is in the way is told, or made in the overlay."""
     odd = tmp_path / "odd"
     shutil.copytree(root, odd, symlinks=True)
@@ -184,7 +184,7 @@ def test_links_and_places_in_odd_images(holder: Holder, root: str, tmp_path: Pat
     os.symlink("run/nothing/here", odd / "etc" / "resolv.conf")
     os.symlink("/opt/data", odd / "data")
     held = make(
-        holder, str(odd),
+        sandbox, str(odd),
         Bind("/etc/hostname", "/etc/resolv.conf"),
         Bind("/etc", "/up/etc"),
         Bind("/etc", "/away/etc"),
@@ -202,14 +202,14 @@ def test_links_and_places_in_odd_images(holder: Holder, root: str, tmp_path: Pat
     assert not (odd / "new").exists() and os.readlink(odd / "etc" / "resolv.conf") == "run/nothing/here"
 
 
-def test_a_link_into_proc_does_not_lead_out(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_a_link_into_proc_does_not_lead_out(sandbox: ImageSandbox, root: str, tmp_path: Path) -> None:
     """While places are made nothing of the node's /proc is there that a link could lead through."""
     odd = tmp_path / "odd"
     shutil.copytree(root, odd, symlinks=True)
     os.rmdir(odd / "home")
     os.symlink("/proc/self/root", odd / "home")
     os.symlink("/proc/1/root" + str(tmp_path), odd / "way")
-    held = make(holder, str(odd), Bind("/etc", "/home/made/etc"), Bind("/etc", "/way/made/etc"))
+    held = make(sandbox, str(odd), Bind("/etc", "/home/made/etc"), Bind("/etc", "/way/made/etc"))
     assert (
         python(held, "import os; print(os.path.isdir('/home/made/etc'), os.path.isdir('/way/made/etc'))")
         == "True True"
@@ -217,17 +217,17 @@ def test_a_link_into_proc_does_not_lead_out(holder: Holder, root: str, tmp_path:
     assert not os.path.exists("/made") and not (tmp_path / "made").exists()
 
 
-def test_nothing_is_made_in_folders_of_the_node(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_nothing_is_made_in_directories_of_the_node(sandbox: ImageSandbox, root: str, tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
-    with pytest.raises(ConfigError, match="does not exist in a folder of the node"):
-        make(holder, root, Bind(str(tmp_path), "/data"), Bind("/etc", "/data/node/new"))
+    with pytest.raises(ConfigError, match="does not exist in a directory of the node"):
+        make(sandbox, root, Bind(str(tmp_path), "/data"), Bind("/etc", "/data/node/new"))
     assert list((tmp_path / "node").iterdir()) == []
 
 
 WITHOUT_OVERLAY = """
 import os, subprocess, sys
 sys.path.insert(0, sys.argv[3])
-from bootseer.mounts import kernel, namespaces
+from bootseer.linux import mount as kernel; from bootseer.linux import namespaces
 namespaces.separate()
 top, root = sys.argv[1:3]
 # The kernel lays no overlay over two of them.
@@ -239,8 +239,8 @@ for number in range(2):
     options = f"lowerdir={lower},upperdir={top}/{number}/upper,workdir={top}/{number}/work"
     kernel.mount("x", f"{top}/{number}/merged", "overlay", 0, options)
     lower = f"{top}/{number}/merged"
-from bootseer.mounts.binds import Bind
-from bootseer.mounts.root import RootSpec, make_root
+from bootseer.mounts.sandbox.binds import Bind
+from bootseer.mounts.sandbox.root import RootSpec, make_root
 binds = [Bind("/etc/hostname", "/etc/resolv.conf"), Bind("/etc", "/deep/er/etc"), Bind("/etc", "/opt/more/etc"),
          Bind("/dev", "/dev"), Bind("/proc", "/proc")]
 made = make_root(RootSpec([lower], binds=binds, users=["a:x:5:5::/:/"], groups=["a:x:5:"]))
@@ -268,77 +268,82 @@ def test_without_an_overlay_the_image_is_shown_as_it_is(root: str, tmp_path: Pat
     )
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert lines[0].startswith("False") and "nothing can be written" in lines[0]
+    assert lines[0].startswith("False") and "are read-only" in lines[0]
     assert lines[1] == "True"
     assert lines[2] == "from the image ['data', 'more'] True"
     assert lines[3] == "['a', 'root', 'imageuser']"
     assert lines[4] == "30 30 30 30 30 "  # EROFS
 
 
-def test_mounts_that_come_later(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_mounts_that_come_later(sandbox: ImageSandbox, root: str, tmp_path: Path) -> None:
     """Visible by themselves where the node shares its mounts, else carried inside."""
-    from bootseer.mounts import kernel, namespaces
+    from bootseer.linux import mount as kernel
+    from bootseer.linux import namespaces
 
     later = tmp_path / "later"
     later.mkdir()
-    held = make(holder, root, Bind(str(tmp_path), str(tmp_path)))
+    held = make(sandbox, root, Bind(str(tmp_path), str(tmp_path)))
     try:
         for content in ("one", "two"):
             kernel.mount("bootseer", str(later), "tmpfs", 0)
             (later / "file").write_text(content)
             path = str(later / "file")
-            if holder.look([path]):
+            if sandbox.look([path]):
                 fd = namespaces.copy_mount(str(later))
                 try:
-                    holder.attach(str(later), fd)
+                    sandbox.attach(str(later), fd)
                 finally:
                     os.close(fd)
-            assert holder.look([path]) == []
+            assert sandbox.look([path]) == []
             assert inside(held, "cat", path).stdout == content
             kernel.unmount(str(later))
     finally:
         kernel.clear(str(later))
-    assert holder.look(
+    assert sandbox.look(
         [str(tmp_path), "/etc/machine-id" if os.path.exists("/etc/machine-id") else "/etc/hostname"]
     )
 
 
-def lay(holder: Holder, text: str, *folders: Path) -> str:
+def lay(sandbox: ImageSandbox, text: str, *directories: Path) -> str:
     """The door to where a file `new` with this text lies over each of the folders."""
-    scratch = folders[0].parent.parent / text
+    scratch = directories[0].parent.parent / text
     found = []
-    for folder in folders:
-        (scratch / folder.name).mkdir(parents=True)
-        (scratch / folder.name / "new").write_text(text)
-        found.append(Layer(os.fspath(scratch / folder.name), os.fspath(folder)))
-    return holder.lay(LayersSpec(found, os.fspath(scratch)))
+    for directory in directories:
+        (scratch / directory.name).mkdir(parents=True)
+        (scratch / directory.name / "new").write_text(text)
+        found.append(Layer(os.fspath(scratch / directory.name), os.fspath(directory)))
+    return sandbox.lay(LayersSpec(found, os.fspath(scratch)))
 
 
-def test_an_environment_is_shown_as_a_whole_and_taken_away(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_an_environment_is_shown_as_a_whole_and_taken_away(
+    sandbox: ImageSandbox, root: str, tmp_path: Path
+) -> None:
     """Below it is what was there before, also where the folder itself is the node's."""
     seen, own, unseen = tmp_path / "seen/env", tmp_path / "seen/own", tmp_path / "unseen/other"
-    for folder in (seen, own, unseen):
-        folder.mkdir(parents=True)
-        (folder / "old").write_text("old")
-    held = make(holder, root, Bind(f"{tmp_path}/seen", f"{tmp_path}/seen"), Bind(str(own), str(own)))
-    image = OpenImage(holder, cast("Source", None), held, Changes({}, (), {}), [], 0.0)
-    folders = [f"{seen}", f"{own}"]
+    for directory in (seen, own, unseen):
+        directory.mkdir(parents=True)
+        (directory / "old").write_text("old")
+    held = make(sandbox, root, Bind(f"{tmp_path}/seen", f"{tmp_path}/seen"), Bind(str(own), str(own)))
+    image = OpenImage(sandbox, cast("ImageSource", None), held, EnvironChanges({}, (), {}), [], 0.0)
+    directories = [f"{seen}", f"{own}"]
 
     def found() -> list[list[str]]:
-        return json.loads(python(held, f"import json, os; print(json.dumps([os.listdir(p) for p in {folders}]))"))
+        return json.loads(
+            python(held, f"import json, os; print(json.dumps([os.listdir(p) for p in {directories}]))")
+        )
 
-    doors = [Holder() for _ in range(3)]
+    doors = [ImageSandbox() for _ in range(3)]
     try:
-        image.show_from(lay(doors[0], "one", seen, own), folders)
+        image.show_from(lay(doors[0], "one", seen, own), directories)
         assert [sorted(names) for names in found()] == [["new", "old"]] * 2
-        image.show_from(lay(doors[1], "two", seen, own), folders)
+        image.show_from(lay(doors[1], "two", seen, own), directories)
         assert inside(held, "cat", f"{seen}/new").stdout == "two"
-        image.hide(folders)
+        image.hide(directories)
         assert found() == [["old"]] * 2
         assert inside(held, "sh", "-c", f"echo set up > {own}/made").returncode == 0
         assert (own / "made").read_text() == "set up\n"
         (own / "made").unlink()
-        image.hide(folders)
+        image.hide(directories)
         assert found() == [["old"]] * 2, "what is the root's own stays"
 
         third = lay(doors[2], "three", seen, unseen)
@@ -347,7 +352,7 @@ def test_an_environment_is_shown_as_a_whole_and_taken_away(holder: Holder, root:
         assert found() == [["old"]] * 2, "all of it is seen, or nothing"
         image.show_from(third, [f"{seen}"])
         doors[2].close()
-        with pytest.raises(StorageError, match="the environment is not seen in the image"):
+        with pytest.raises(StorageError, match="the environment cannot be mounted in the image"):
             image.show_from(third, [f"{seen}"])
         assert found() == [["old"]] * 2
     finally:
@@ -358,9 +363,9 @@ def test_an_environment_is_shown_as_a_whole_and_taken_away(holder: Holder, root:
 # ---- what is written -------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_ours_takes_what_is_written(root: str, tmp_path: Path) -> None:
+def test_a_directory_of_ours_takes_what_is_written(root: str, tmp_path: Path) -> None:
     for text in ("one", "two"):
-        held_by = Holder()
+        held_by = ImageSandbox()
         try:
             held = make(held_by, root, writable=f"{tmp_path}/made/kept")
             assert inside(held, "sh", "-c", f"echo {text} >> /opt/data/new; cat /opt/data/new").returncode == 0
@@ -370,48 +375,48 @@ def test_a_folder_of_ours_takes_what_is_written(root: str, tmp_path: Path) -> No
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_others_could_fill_is_refused(holder: Holder, root: str, tmp_path: Path) -> None:
+def test_a_directory_that_others_could_fill_is_refused(sandbox: ImageSandbox, root: str, tmp_path: Path) -> None:
     """Ranks would run their programs."""
     for owner, mode, line in (
         (12345, 0o755, "belongs to user 12345, not to 0"), (0, 0o777, "chmod go-w"), (0, 0o1777, "chmod go-w"),
     ):  # fmt: skip
-        folder = tmp_path / f"job-{owner}-{mode:o}"
-        (folder / "upper").mkdir(parents=True)
-        os.chown(folder, owner, -1)
-        folder.chmod(mode)
-        with pytest.raises(ConfigError, match=f"--image-writable {folder}: .*{line}"):
-            make(holder, root, writable=str(folder))
+        directory = tmp_path / f"job-{owner}-{mode:o}"
+        (directory / "upper").mkdir(parents=True)
+        os.chown(directory, owner, -1)
+        directory.chmod(mode)
+        with pytest.raises(ConfigError, match=f"--image-writable {directory}: .*{line}"):
+            make(sandbox, root, writable=str(directory))
         if not owner:
-            (folder / "below").mkdir()
+            (directory / "below").mkdir()
             if not mode & 0o1000:
-                with pytest.raises(ConfigError, match=f"--image-writable {folder}/below: .*{line}"):
-                    make(holder, root, writable=f"{folder}/below")
+                with pytest.raises(ConfigError, match=f"--image-writable {directory}/below: .*{line}"):
+                    make(sandbox, root, writable=f"{directory}/below")
 
 
 @pytest.mark.parametrize("name", ["upper", "work"])
 def test_a_link_in_the_place_of_a_layer_is_not_followed(
-    holder: Holder, root: str, tmp_path: Path, name: str
+    sandbox: ImageSandbox, root: str, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "victim").mkdir(mode=0o700)
     (tmp_path / "kept").mkdir(mode=0o700)
     (tmp_path / "kept" / name).symlink_to(tmp_path / "victim")
-    with pytest.raises(ConfigError, match=f"`{name}` in it is no folder"):
-        make(holder, root, writable=f"{tmp_path}/kept")
+    with pytest.raises(ConfigError, match=f"`{name}` in it is not a directory"):
+        make(sandbox, root, writable=f"{tmp_path}/kept")
     assert (tmp_path / "victim").stat().st_mode & 0o777 == 0o700
 
 
 # ---- one that does not answer ----------------------------------------------------------------------------------
 
 
-def test_a_holder_that_hangs_is_an_error_and_ends(root: str) -> None:
-    holder = Holder(ask_s=0.5)
-    os.kill(holder.pid, signal.SIGSTOP)
-    pid = holder.pid
+def test_a_sandbox_that_hangs_is_an_error_and_ends(root: str) -> None:
+    sandbox = ImageSandbox(ask_s=0.5)
+    os.kill(sandbox.pid, signal.SIGSTOP)
+    pid = sandbox.pid
     with pytest.raises(StorageTimeout, match=r"has not answered for 0\.5 s"):
-        make(holder, root)
+        make(sandbox, root)
     with pytest.raises(StorageError, match="has ended"):
-        make(holder, root)
-    holder.close()
+        make(sandbox, root)
+    sandbox.close()
     assert not os.path.exists(f"/proc/{pid}")
 
 
@@ -421,8 +426,8 @@ def test_a_holder_that_hangs_is_an_error_and_ends(root: str) -> None:
 def test_one_program(root: str, tmp_path: Path) -> None:
     """In a process of its own, as it forks and handles signals."""
     code = (
-        "import sys\nfrom bootseer.mounts.image_root import ImageRequest\n"
-        "from bootseer.mounts.image_run import run_in_image\n"
+        "import sys\nfrom bootseer.mounts.sandbox.image_root import ImageRequest\n"
+        "from bootseer.mounts.sandbox.run import run_in_image\n"
         f"request = ImageRequest('rootfs:{root}', work=[{str(tmp_path)!r}], environ={{'A': '1'}})\n"
         "print(run_in_image(request, sys.argv[1:], say=print).status)\n"
     )
@@ -446,7 +451,9 @@ def test_a_mounted_tree_is_a_root_for_runc(root: str, tmp_path: Path, monkeypatc
     for name in ("proc", "sys", "dev"):
         (whole / name).mkdir()  # other tools make no places in what cannot be written to
     files: dict[str, bytes] = {}
-    built = build(Folder(str(whole)), lambda digest, data: files.__setitem__(f"packs/{digest}", data), threads=1)
+    built = build(
+        DirectorySource(str(whole)), lambda digest, data: files.__setitem__(f"packs/{digest}", data), threads=1
+    )
     files[f"index/{built.digest}"] = built.index_bytes
     with FaultyHttpServer(files) as server:
         tree = mount_tree(f"{server.url}@sha256:{built.digest}")
@@ -466,12 +473,12 @@ TELL = [
 ]
 
 
-def run_runc(folder: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def run_runc(directory: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     subprocess.run(["runc", "spec"], cwd=bundle, check=True)
     config = json.loads((bundle / "config.json").read_text())
-    config["root"] = {"path": folder, "readonly": True}
+    config["root"] = {"path": directory, "readonly": True}
     config["process"].update(terminal=False, args=TELL)
     config["linux"]["cgroupsPath"] = f"/bootseer-test-{os.getpid()}"
     (bundle / "config.json").write_text(json.dumps(config))

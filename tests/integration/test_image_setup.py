@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.mounts.tree_mount import list_trees, unmount_tree
+from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
 from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from tests import support
 from tests.integration.captured_envs import environ_of
 from tests.integration.image_roots import PREFIX, make_root
 from tests.integration.mounted_trees import need_mounts
-from tests.integration.setup_jobs import agent_events, keepers_end, setup_span
+from tests.integration.setup_jobs import agent_events, services_end, setup_span
 from tests.made_wheels import make_wheel
 
 pytestmark = [
@@ -55,23 +55,23 @@ print("TOLD " + json.dumps(found), flush=True)
 @pytest.fixture(scope="module")
 def root() -> Iterator[str]:
     """A root file system whose Python has pip and a package of its own."""
-    folder = tempfile.mkdtemp(prefix="image-root-")
-    os.chmod(folder, 0o755)
-    version = make_root(folder)
-    packages = f"{folder}{PREFIX}/lib/python{version}/site-packages"
+    directory = tempfile.mkdtemp(prefix="image-root-")
+    os.chmod(directory, 0o755)
+    version = make_root(directory)
+    packages = f"{directory}{PREFIX}/lib/python{version}/site-packages"
     import pip
 
     shutil.copytree(os.path.dirname(pip.__file__), f"{packages}/pip", ignore=shutil.ignore_patterns("__pycache__"))
     Path(packages, "of_image.py").write_text("VERSION = 'image'\n")
-    yield folder
-    shutil.rmtree(folder)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")
 def built(root: str) -> tuple[dict[str, bytes], str]:
     """The files of the image's tree, and its digest."""
     files: dict[str, bytes] = {}
-    done = build(Folder(root), lambda digest, data: files.__setitem__(f"packs/{digest}", data), threads=1)
+    done = build(DirectorySource(root), lambda digest, data: files.__setitem__(f"packs/{digest}", data), threads=1)
     files[f"index/{done.digest}"] = done.index_bytes
     return files, done.digest
 
@@ -118,7 +118,7 @@ class Job:
         words += ["--log-dir", f"{self.logs}", *([] if caches else ["--no-keep-caches"]), f"{self.script}"]
         run = self.bootrun.start(*words, env=self.environ).wait(DEADLINE_S)
         assert run.status == status, run.stderr
-        keepers_end()
+        services_end()
         return run
 
     @property
@@ -166,7 +166,7 @@ def job(
     with FaultyHttpServer(built[0]) as server:
         made = Job(f"{server.url}@sha256:{built[1]}", built[1], tmp_path, bootrun)
         yield made
-        keepers_end()
+        services_end()
         made.end_mounts()
 
 
@@ -239,7 +239,7 @@ def test_what_another_image_or_file_changes(job: Job) -> None:
     assert (job.how(), job.installs()) == ("there", 2)
 
 
-def test_what_set_up_reads_of_the_nodes_folders_decides(job: Job) -> None:
+def test_what_set_up_reads_of_the_nodes_directories_decides(job: Job) -> None:
     """A script and its files lie in a folder that the image sees at the same path, beside the working folder."""
     ways = ("--env-way", "there,unpack")
     make_wheel(job.wheels, "small", "2.0")
@@ -266,7 +266,7 @@ def test_first_step_caches_in_an_image(job: Job) -> None:
     assert os.path.isfile(f"{first['caches']}/aa-made"), "they lie on the node"
 
 
-def test_a_folder_and_an_interpreter_that_the_user_names(job: Job) -> None:
+def test_a_directory_and_an_interpreter_that_the_user_names(job: Job) -> None:
     target = job.folder / "mine" / "env"
     job.setup = (
         f"python3 -m venv --without-pip --system-site-packages {target} && {target}/bin/python -m pip install -q "
@@ -281,12 +281,12 @@ def test_a_folder_and_an_interpreter_that_the_user_names(job: Job) -> None:
     assert (second["prefix"], job.how(), job.installs()) == (f"{target}", "unpack", 1)
 
 
-def test_a_folder_as_image_is_set_up_and_not_kept(job: Job, root: str) -> None:
+def test_a_directory_as_image_is_set_up_and_not_kept(job: Job, root: str) -> None:
     """Nobody knows what is in it, so there is no key."""
     job.url = f"rootfs:{root}"
     run = job.start()
-    assert told(run)["version"] == "1.0" and "what it does is not kept" in run.stderr
-    assert "nothing says what is in it" in run.stderr
+    assert told(run)["version"] == "1.0" and "its result is not stored" in run.stderr
+    assert "without a digest of its content" in run.stderr
     assert not list(job.store.glob("keys/*"))
 
 
@@ -325,7 +325,7 @@ def test_an_image_that_is_lost_shows_its_environment_again(job: Job) -> None:
     program = job.bootrun.start(*words, env=job.environ)
     support.wait_until(lambda: "UP" in program.stdout, DEADLINE_S)
     assert unmount_tree(job.digest, force=True)
-    support.wait_until(lambda: "opened anew" in program.stderr, DEADLINE_S)
+    support.wait_until(lambda: "reopening the image" in program.stderr, DEADLINE_S)
     (rank,) = [
         each
         for each in support.marked_processes(os.environ[support.MARK])
@@ -340,7 +340,7 @@ def test_an_image_that_is_lost_shows_its_environment_again(job: Job) -> None:
     assert told(run)["version"] == "1.0"
 
 
-@pytest.mark.parametrize(("who", "is_known"), [("keeper", True), ("holder", True), ("holder", False)])
+@pytest.mark.parametrize(("who", "is_known"), [("service", True), ("sandbox", True), ("sandbox", False)])
 def test_an_image_that_is_lost_while_set_up_runs(job: Job, who: str, is_known: bool) -> None:
     """What is left of set-up runs in the image that was opened anew, from its beginning."""
     there, go = job.folder / "there", job.folder / "go"
@@ -350,24 +350,24 @@ def test_an_image_that_is_lost_while_set_up_runs(job: Job, who: str, is_known: b
     words += ["--image-bind", f"{job.folder}", "--no-keep-caches", "--log-dir", f"{job.logs}", f"{job.script}"]
     program = job.bootrun.start(*words, env=job.environ)
     support.wait_until(there.exists, DEADLINE_S)
-    keepers = [
+    services = [
         each
         for each in support.marked_processes(os.environ[support.MARK])
-        if "bootseer.mounts.image_keeper" in each.command
+        if "bootseer.mounts.sandbox.service" in each.command
     ]
-    (keeper,) = [each for each in keepers if each.ppid == program.pid]
-    (holder,) = [each for each in keepers if each.ppid == keeper.pid]
-    os.kill((keeper if who == "keeper" else holder).pid, 9)
+    (service,) = [each for each in services if each.ppid == program.pid]
+    (sandbox,) = [each for each in services if each.ppid == service.pid]
+    os.kill((service if who == "service" else sandbox).pid, 9)
     if is_known:
-        support.wait_until(lambda: "opened anew" in program.stderr, DEADLINE_S)
+        support.wait_until(lambda: "reopening the image" in program.stderr, DEADLINE_S)
     go.touch()
     run = program.wait(DEADLINE_S)
     assert run.status == 0, run.stderr
     assert told(run)["version"] == "1.0" and job.installs() == 1
-    assert run.stderr.count("set-up is run once more") == 1
+    assert run.stderr.count("set-up is run again") == 1
     assert len(there.read_text().splitlines()) == 2
 
 
-def test_no_set_up_into_folders_that_images_have(job: Job) -> None:
+def test_no_set_up_into_directories_that_images_have(job: Job) -> None:
     run = job.start("--setup-target", "/opt/env", status=2)
     assert "--setup-target /opt/env" in run.stderr and "below one of your own" in run.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.mounts.tree_mount import list_trees, unmount_tree
+from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.image_roots import make_root
 from tests.integration.job_cgroup import group, try_remove
@@ -33,11 +33,11 @@ WORK = (
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[Built]:
-    folder = tempfile.mkdtemp(prefix="image-root-")
-    os.chmod(folder, 0o755)
-    make_root(folder)
-    yield Built(Path(folder))
-    shutil.rmtree(folder)
+    directory = tempfile.mkdtemp(prefix="image-root-")
+    os.chmod(directory, 0o755)
+    make_root(directory)
+    yield Built(Path(directory))
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def url(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
-    folder = tmp_path / "jobs"
-    folder.mkdir()
-    (folder / "work.py").write_text(WORK)
-    found = Programs(os.fspath(folder))
+    directory = tmp_path / "jobs"
+    directory.mkdir()
+    (directory / "work.py").write_text(WORK)
+    found = Programs(os.fspath(directory))
     yield found
     found.close()
 
@@ -94,5 +94,5 @@ def test_the_end_of_the_job_that_mounted_it(
     (Path(programs.dir) / "go-second").touch()
     run = second.wait(60)
     assert (run.status, "ID=made" in run.stdout) == (0, True), run.stderr
-    assert "is opened anew" not in run.stderr
+    assert "reopening the image" not in run.stderr
     assert daemon() == served_by, "and the next one finds it"

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.mounts.image_source import MountedSource
-from bootseer.mounts.tree_mount import mount_tree, unmount_tree
+from bootseer.mounts.sandbox.source import MountedSource
+from bootseer.mounts.tree_daemon.mount import mount_tree, unmount_tree
 from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.tree.building import Contents, build
-from bootseer.tree.from_folder import Folder
+from bootseer.tree.builder.building import SourceContents, build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Config
 from tests.integration.mounted_trees import make_files, need_mounts
 
 ENV = ["PATH=/of/image", "KEPT=yes"]
 
 
-class Image(Folder):
+class Image(DirectorySource):
     """A folder that says how it is to be run."""
 
-    def read(self, *args: object) -> Contents:
+    def read(self, *args: object) -> SourceContents:
         return super().read(*args)._replace(config=Config(env=ENV))  # type: ignore[arg-type]
 
 

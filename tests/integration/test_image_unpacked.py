@@ -20,10 +20,10 @@ from bootseer.blocks import Cache, open_cache
 from bootseer.blocks.cache import TREES
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, workload_key
 from bootseer.errors import IntegrityError, StorageTimeout
-from bootseer.mounts import unpacked_locks
-from bootseer.mounts.unpacked import UnpackedTree, unpack_tree
-from bootseer.mounts.unpacked_locks import SILENT_S, open_lock
-from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_unpacked, size_when_unpacked
+from bootseer.mounts.unpacked import locks as unpacked_locks
+from bootseer.mounts.unpacked.locks import HEARTBEAT_TIMEOUT_S, open_lock
+from bootseer.mounts.unpacked.places import is_used, list_unpacked, remove_unpacked, size_when_unpacked
+from bootseer.mounts.unpacked.tree import UnpackedTree, unpack_tree
 from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.testing.trees import snapshot
 from bootseer.tree.block_codec import unpack_block
@@ -52,19 +52,24 @@ class Node:
     def make(self, seed: int, count: int = COUNT) -> tuple[Built, FaultyHttpServer]:
         """A tree of `count` files of one block each, and who serves it."""
         chance = random.Random(seed)
-        folder = self.top / f"source{seed}"
-        folder.mkdir()
+        directory = self.top / f"source{seed}"
+        directory.mkdir()
         for number in range(count):
-            (folder / f"file{number:03}").write_bytes(chance.randbytes(BLOCK_BYTES))
-        return self.serve(folder)
+            (directory / f"file{number:03}").write_bytes(chance.randbytes(BLOCK_BYTES))
+        return self.serve(directory)
 
-    def serve(self, folder: Path) -> tuple[Built, FaultyHttpServer]:
-        built = Built(folder)
+    def serve(self, directory: Path) -> tuple[Built, FaultyHttpServer]:
+        built = Built(directory)
         self._servers.append(FaultyHttpServer(built.files))
         return built, self._servers[-1]
 
     def unpack(
-        self, built: Built, server: FaultyHttpServer, workload: str = WORKLOAD, *, silent_s: float = SILENT_S
+        self,
+        built: Built,
+        server: FaultyHttpServer,
+        workload: str = WORKLOAD,
+        *,
+        silent_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> UnpackedTree:
         url = f"{server.url}@sha256:{built.digest}"
         return unpack_tree(url, workload=workload, environ=self.environ, say=self.said.append, silent_s=silent_s)
@@ -215,7 +220,7 @@ def test_what_nobody_uses_goes_when_there_is_no_room(node: Node) -> None:
     assert all(size <= each.size <= size * 1.1 for each in list_unpacked(node.cache))
     node.unpack(*made[2]).close()
     assert {each.digest for each in list_unpacked(node.cache)} == {made[0][0].digest, made[2][0].digest}
-    assert "was taken away: " + made[1][0].digest[:16] in "\n".join(node.said)
+    assert "was evicted: " + made[1][0].digest[:16] in "\n".join(node.said)
     assert snapshot(first.folder) == snapshot(made[0][0].source)
 
     # All in use: a job cannot run without its image, and is told.
@@ -249,14 +254,14 @@ def test_room_is_made_for_what_is_missing_of_an_interrupted_run(node: Node) -> N
 
 def test_a_file_of_holes_needs_no_room(node: Node) -> None:
     """Images have an /var/log/lastlog of gigabytes."""
-    folder = node.top / "holes"
-    folder.mkdir()
-    with open(folder / "lastlog", "wb") as file:
+    directory = node.top / "holes"
+    directory.mkdir()
+    with open(directory / "lastlog", "wb") as file:
         file.truncate(1 << 36)
         file.seek(1 << 35)
         file.write(b"x")
-    os.link(folder / "lastlog", folder / "again")
-    built, server = node.serve(folder)
+    os.link(directory / "lastlog", directory / "again")
+    built, server = node.serve(directory)
     assert size_when_unpacked(built.index) == BLOCK_BYTES
     node.environ["BOOTSEER_CACHE_LIMIT"] = str(MIB)
     node.unpack(built, server).close()
@@ -279,7 +284,7 @@ def test_what_cannot_be_taken_away_ends_no_job(node: Node) -> None:
         second = node.unpack(*made[1])
         second.close()
         assert snapshot(second.folder) == snapshot(made[1][0].source)
-        assert any("cannot be taken away" in line and "busy" in line for line in node.said)
+        assert any("cannot be evicted" in line and "busy" in line for line in node.said)
         (gone,) = base.glob(".gone-*")
         again = node.unpack(*made[0])
         again.close()
@@ -307,7 +312,7 @@ def test_who_unpacks_and_gives_no_sign_is_not_waited_for(node: Node) -> None:
 
 
 def test_who_unpacks_is_waited_for_as_long_as_it_lives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked_locks, "BEAT_S", 0.05)
+    monkeypatch.setattr(unpacked_locks, "HEARTBEAT_S", 0.05)
     built, server = node.make(1, count=5)
     place = Path(node.cache.folder) / "unpacked" / built.digest
     place.mkdir(parents=True)
@@ -321,7 +326,7 @@ def test_who_unpacks_is_waited_for_as_long_as_it_lives(node: Node, monkeypatch: 
 
     other = threading.Thread(target=unpack)
     other.start()
-    with held.beating():
+    with held.sending_heartbeats():
         other.join(2.5)
         assert other.is_alive() and not done
     free_s = time.monotonic()
@@ -330,7 +335,7 @@ def test_who_unpacks_is_waited_for_as_long_as_it_lives(node: Node, monkeypatch: 
     assert done and done[0] > free_s
 
 
-def test_without_locks_in_the_cache_the_runtime_folder_has_them(
+def test_without_locks_in_the_cache_the_runtime_directory_has_them(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOTSEER_RUNTIME", f"{node.top}/runtime")
@@ -366,7 +371,7 @@ WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpri
 
 
 @pytest.mark.system
-def test_who_can_have_no_namespaces_is_told_before_anything_is_unpacked(node: Node) -> None:
+def test_who_can_have_no_namespaces_is_reported_before_anything_is_unpacked(node: Node) -> None:
     tried = subprocess.run(["unshare", "-Ur", "sh", "-c", WITHOUT_NAMESPACES, "sh", "true"], capture_output=True)
     if tried.returncode:
         lacking(f"no user namespace with limits of its own: {tried.stderr.decode()}")

@@ -1,4 +1,4 @@
-"""launcher/inside.py against the plain interpreter: a script run both ways must not be able to tell."""
+"""launcher/in_rank/bootstrap.py against the plain interpreter: a script run both ways must not be able to tell."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ from pathlib import Path
 
 import pytest
 
+from launcher.monitor.samples.stacks import Thread, find_main, parse_stacks
+from launcher.monitor.samples.stats_page import (
+    PAGE_BYTES,
+    StatsPage,
+    StatsPageFile,
+    StatsPages,
+    heartbeat_event,
+    read_exit_status,
+    read_heartbeats,
+    read_page,
+)
 from launcher.ranks.command import RUN_PATH
-from launcher.supervise.page import PAGE_BYTES, Page, PageFile, Pages, note_event, read_end, read_notes, read_page
-from launcher.supervise.stacks import Thread, find_main, parse_stacks
 from tests.support import Programs, Run, wait_until
 
-INSIDE = os.path.abspath("launcher/inside.py")
+INSIDE = os.path.abspath("launcher/in_rank/bootstrap.py")
 IDENTITY = ("run", "node-a", "3", "1", "")
 NAME = "_bootseer_rank"
 
@@ -54,7 +63,7 @@ Pair = Callable[..., tuple[Run, Run]]
 
 @pytest.fixture
 def both(program: Programs, tmp_path: Path) -> Pair:
-    """Runs a target plainly and through inside.py, from the folder of the test."""
+    """Runs a target plainly and through bootstrap.py, from the folder of the test."""
 
     def run(
         target: str,
@@ -214,7 +223,7 @@ def test_variables_of_the_interpreter_mean_the_same(
 
 
 def test_the_compiled_file_does_the_same(both: Pair, probes: Path, tmp_path: Path) -> None:
-    compiled = os.fspath(tmp_path / "inside.pyc")
+    compiled = os.fspath(tmp_path / "bootstrap.pyc")
     subprocess.run(
         [sys.executable, "-c", f"import py_compile; py_compile.compile({INSIDE!r}, {compiled!r})"], check=True
     )
@@ -478,8 +487,8 @@ LIBRARIES = {
         print(linecache.getline(__file__, 2), len(linecache.cache))
         """,
     "own modules": """
-        import launcher, bootseer, bench, inside, ranks
-        print(launcher.MINE, bootseer.MINE, bench.MINE, inside.MINE, ranks.MINE)
+        import launcher, bootseer, bench, bootstrap, in_rank, ranks
+        print(launcher.MINE, bootseer.MINE, bench.MINE, bootstrap.MINE, in_rank.MINE, ranks.MINE)
         """,
     "pkgutil": """
         import pkgutil, sys
@@ -504,7 +513,7 @@ LIBRARIES = {
 @pytest.mark.parametrize("python", EACH)
 def test_libraries(both: Pair, tmp_path: Path, library: str, python: str) -> None:
     write(tmp_path / "program.py", LIBRARIES[library])
-    for name in ("launcher", "bootseer", "bench", "inside", "ranks"):
+    for name in ("launcher", "bootseer", "bench", "bootstrap", "in_rank", "ranks"):
         write(tmp_path / f"{name}.py", f"MINE = {name!r}")
     check_same(both("program.py", python=python))
 
@@ -548,7 +557,7 @@ def test_multiprocessing(both: Pair, tmp_path: Path, method: str, mode: str, pyt
     assert ours.status == plain.status == 0, ours.stderr
     assert sorted(ours.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     assert len(ours.stderr.splitlines()) == len(plain.stderr.splitlines())
-    assert "inside.py" not in ours.stderr.replace(INSIDE + '", line', "") or method == "fork"
+    assert "bootstrap.py" not in ours.stderr.replace(INSIDE + '", line', "") or method == "fork"
 
 
 def test_one_frame_of_ours_is_below_the_script(program: Programs, tmp_path: Path) -> None:
@@ -659,10 +668,10 @@ def fake_torch(tmp_path: Path) -> Path:
 
 
 def run_hooked(
-    program: Programs, folder: Path, text: str, python: str = "own"
+    program: Programs, directory: Path, text: str, python: str = "own"
 ) -> tuple[Run, list[dict[str, object]]]:
-    path = write(folder / "program.py", text)
-    events = folder / "events.jsonl"
+    path = write(directory / "program.py", text)
+    events = directory / "events.jsonl"
     run = program(PYTHONS[python], "-u", INSIDE, "script", str(events), *IDENTITY, path)
     return run, read(events)
 
@@ -816,19 +825,19 @@ def test_the_first_step_of_real_torch(program: Programs, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def page() -> Iterator[PageFile]:
-    made = Pages()
+def page() -> Iterator[StatsPageFile]:
+    made = StatsPages()
     yield made.renew(1, False)[0]
     made.close()
 
 
-def run_with_page(program: Programs, page: PageFile, folder: Path, text: str, python: str = "own") -> Run:
-    path = write(folder / "program.py", text)
+def run_with_page(program: Programs, page: StatsPageFile, directory: Path, text: str, python: str = "own") -> Run:
+    path = write(directory / "program.py", text)
     identity = (*IDENTITY[:-1], page.given)
-    return program(PYTHONS[python], "-u", INSIDE, "script", str(folder / "events.jsonl"), *identity, path)
+    return program(PYTHONS[python], "-u", INSIDE, "script", str(directory / "events.jsonl"), *identity, path)
 
 
-def read_back(page: PageFile) -> tuple[Page, list[Thread]]:
+def read_back(page: StatsPageFile) -> tuple[StatsPage, list[Thread]]:
     with open(page.path, "rb") as file:
         data = file.read()
         found = read_page(file.fileno())
@@ -838,7 +847,7 @@ def read_back(page: PageFile) -> tuple[Page, list[Thread]]:
 
 @pytest.mark.parametrize("python", EACH)
 def test_a_page_has_each_step_and_takes_stacks(
-    program: Programs, page: PageFile, fake_torch: Path, python: str
+    program: Programs, page: StatsPageFile, fake_torch: Path, python: str
 ) -> None:
     run = run_with_page(
         program,
@@ -881,7 +890,7 @@ def test_a_page_has_each_step_and_takes_stacks(
 
 @pytest.mark.parametrize("python", EACH)
 def test_a_script_that_is_over_says_so_in_its_page(
-    program: Programs, page: PageFile, tmp_path: Path, python: str
+    program: Programs, page: StatsPageFile, tmp_path: Path, python: str
 ) -> None:
     ends = """
         import atexit, os, sys
@@ -897,19 +906,21 @@ def test_a_script_that_is_over_says_so_in_its_page(
     run = run_with_page(program, page, tmp_path, ends, python)
     assert (run.status, run.stderr) == (7, "")
     assert run.stdout.split() == ["0", "7"], "the child's end is not the rank's; the interpreter was at work still"
-    assert read_end(page.path) == 7
+    assert read_exit_status(page.path) == 7
 
 
 @pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "pass", "1 / 0"])
-def test_other_ends_of_a_script_are_none(program: Programs, page: PageFile, tmp_path: Path, code: str) -> None:
+def test_other_ends_of_a_script_are_none(
+    program: Programs, page: StatsPageFile, tmp_path: Path, code: str
+) -> None:
     run = run_with_page(program, page, tmp_path, f"import sys\n{code}")
     assert run.status == (code == "1 / 0")
-    assert read_end(page.path) == 0
+    assert read_exit_status(page.path) == 0
 
 
 @pytest.mark.parametrize("python", EACH)
 def test_heartbeats_after_the_first_are_notes_in_the_page(
-    program: Programs, page: PageFile, fake_torch: Path, python: str
+    program: Programs, page: StatsPageFile, fake_torch: Path, python: str
 ) -> None:
     run = run_with_page(
         program,
@@ -938,17 +949,19 @@ def test_heartbeats_after_the_first_are_notes_in_the_page(
         *range(16)
     ]
     with open(page.path, "rb") as file:
-        assert [note_event(note) for note in read_notes(file.fileno(), 0)] == [
+        assert [heartbeat_event(note) for note in read_heartbeats(file.fileno(), 0)] == [
             (16, {"loss": 8.0}),
             (17, {"loss": 8.5}),
             (18, {"loss": "nan", "note": "a"}),
             ("x", {}),
         ]
-        assert [note.number for note in read_notes(file.fileno(), 2)] == [3, 4]
+        assert [note.number for note in read_heartbeats(file.fileno(), 2)] == [3, 4]
 
 
 @pytest.mark.parametrize("python", EACH)
-def test_what_a_script_can_see_of_a_page(program: Programs, page: PageFile, probes: Path, python: str) -> None:
+def test_what_a_script_can_see_of_a_page(
+    program: Programs, page: StatsPageFile, probes: Path, python: str
+) -> None:
     plain = json.loads(program(PYTHONS[python], "-u", "probe.py", cwd=str(probes)).stdout)
     words = ["-u", INSIDE, "script", "", *IDENTITY[:-1], page.given, "probe.py"]
     ours = json.loads(program(PYTHONS[python], *words, cwd=str(probes)).stdout)
@@ -965,7 +978,7 @@ def test_what_a_script_can_see_of_a_page(program: Programs, page: PageFile, prob
 
 
 def test_a_page_that_cannot_be_opened_disturbs_nothing(
-    program: Programs, page: PageFile, fake_torch: Path
+    program: Programs, page: StatsPageFile, fake_torch: Path
 ) -> None:
     for path in ("/nowhere/page", "/dev/full", str(fake_torch), "/proc/self/mem", "/proc/1/fd/0"):
         run = run_with_page(
@@ -1041,4 +1054,4 @@ def test_a_signal_ends_a_script_that_waits(program: Programs, tmp_path: Path) ->
         running.signal(signum)
         run = running.wait()
         assert run.status == -signum
-        assert "inside.py" not in run.stderr
+        assert "bootstrap.py" not in run.stderr

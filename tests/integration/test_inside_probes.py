@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inside import KEEP_CACHES
+from launcher.in_rank.bootstrap import KEEP_CACHES
 from tests.support import Programs, Run
 
-INSIDE = os.path.abspath("launcher/inside.py")
+INSIDE = os.path.abspath("launcher/in_rank/bootstrap.py")
 IDENTITY = ("run", "node-a", "0", "0", "")
 MODULE = """
 class VecISA:
@@ -74,7 +74,7 @@ def test_without_kept_caches_torch_does_it_alone(start: Start, tmp_path: Path) -
     assert said(start(variables={KEEP_CACHES: "0"})) == [*PLAIN, "[]"]
 
 
-def test_a_folder_that_takes_no_mark_changes_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_directory_that_takes_no_mark_changes_nothing(start: Start, tmp_path: Path) -> None:
     (tmp_path / "cache").rmdir()
     assert said(start()) == [*PLAIN, "[]"]
 

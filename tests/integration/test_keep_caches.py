@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.events import Event
 from tests import support
-from tests.integration.setup_jobs import Machine, agent_events, keepers_end
+from tests.integration.setup_jobs import Machine, agent_events, services_end
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -42,7 +42,7 @@ def machines(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
         return machine
 
     yield make
-    keepers_end()
+    services_end()
 
 
 def run(machine: Machine, bootrun: support.Programs, *words: str, **environ: str | None) -> support.Run:
@@ -65,7 +65,7 @@ def test_another_node_begins_with_what_the_first_one_made(
     cold = run(first, bootrun)
     assert cold.status == 0, cold.stderr
     assert "cold 0" in cold.stdout
-    keepers_end()
+    services_end()
     warm = run(second, bootrun)
     assert warm.status == 0, warm.stderr
     assert "warm 0" in warm.stdout, warm.stderr
@@ -76,7 +76,7 @@ def test_another_node_begins_with_what_the_first_one_made(
     assert "first-step caches: 1 file," in warm.stderr
 
 
-def test_ranks_are_told_where_caches_are_unless_the_user_says(
+def test_ranks_are_reported_where_caches_are_unless_the_user_says(
     machines: Callable[[str], Machine], bootrun: support.Programs
 ) -> None:
     machine = machines("node")
@@ -168,7 +168,7 @@ def test_crash_loses_nothing_that_was_made(machines: Callable[[str], Machine], b
     first, second = machines("first"), machines("second")
     crashed = run(first, bootrun, "crash")
     assert crashed.status == 1, crashed.stderr
-    keepers_end()
+    services_end()
     warm = run(second, bootrun)
     assert "warm 0" in warm.stdout, warm.stderr
 
@@ -209,7 +209,7 @@ def test_strict_says_once_what_has_failed(machines: Callable[[str], Machine], bo
     found = run(machine, bootrun, "--strict", PYTHON_EXEC=os.fspath(write_odd_python(machine)))
     assert found.status == 1 and "cold" not in found.stdout
     (line,) = [line for line in found.stderr.splitlines() if "caches" in line]
-    assert "error: --strict: something failed: first-step caches are not used" in line
+    assert "error: --strict: an optimization failed: first-step caches are not used" in line
 
 
 def test_interpreter_without_a_version_is_a_cold_start(

@@ -16,24 +16,24 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint.arena import READY
-from bootseer.checkpoint.arena_client import ArenaSource, connect
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.source import Request, Source
-from bootseer.checkpoint.writer import Geometry, write_version
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.io.source import Request, Source
+from bootseer.checkpoint.service.arena import READY
+from bootseer.checkpoint.service.arena_client import ArenaSource, connect
+from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.errors import CheckpointError, StorageError
-from bootseer.storage.local import LocalStore
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
-from tests.integration.keeper_driver import LIMIT_S, Start, keepers, wait_until
-from tests.unit.checkpoint.made_files import dcp_metadata, safetensors_file
+from tests.integration.keeper_driver import LIMIT_S, Start, services, wait_until
+from tests.unit.bootseer.checkpoint.made_files import dcp_metadata, safetensors_file
 
 DATA = random.Random(1).randbytes(40 << 20)
 Attach = Callable[[dict[str, str]], ArenaSource]
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Start]:
-    yield from keepers(tmp_path)
+def service(tmp_path: Path) -> Iterator[Start]:
+    yield from services(tmp_path)
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def read(source: Source, path: str) -> bytes:
     return bytes(target)
 
 
-def test_a_checkpoint_is_read_once_for_all_ranks(keeper: Start, server: FaultyHttpServer) -> None:
-    answer = keeper(server.url_of("model.bin")).load()
+def test_a_checkpoint_is_read_once_for_all_ranks(service: Start, server: FaultyHttpServer) -> None:
+    answer = service(server.url_of("model.bin")).load()
     assert answer["did"] == "ready"
     script = (
-        "import sys; from bootseer.checkpoint.arena_client import connect\n"
+        "import sys; from bootseer.checkpoint.service.arena_client import connect\n"
         "s = connect(sys.argv[1], sys.argv[2]); v = s.map('model.bin', 0, s.files['model.bin'].size)\n"
         "import hashlib; print(hashlib.sha256(v).hexdigest()); s.close()"
     )
@@ -93,9 +93,9 @@ def test_a_checkpoint_is_read_once_for_all_ranks(keeper: Start, server: FaultyHt
     assert server.served_bytes["model.bin"] <= 1.01 * len(DATA)
 
 
-def test_nobody_can_write_to_it(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+def test_nobody_can_write_to_it(service: Start, attach: Attach, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA[:100_000])
-    answer = keeper(str(tmp_path / "model.bin")).load()
+    answer = service(str(tmp_path / "model.bin")).load()
     path = answer["path"]
     with pytest.raises(PermissionError):
         write(path)
@@ -116,9 +116,9 @@ def test_nobody_can_write_to_it(keeper: Start, attach: Attach, tmp_path: Path) -
 
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
-def test_another_user_gets_nothing(keeper: Start, tmp_path: Path) -> None:
+def test_another_user_gets_nothing(service: Start, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA[:5000])
-    answer = keeper(str(tmp_path / "model.bin")).load()
+    answer = service(str(tmp_path / "model.bin")).load()
     script = (
         "import os, socket, sys; os.setuid(65534)\n"
         "for act in (lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[1]), lambda: open(sys.argv[2])):\n"
@@ -129,17 +129,17 @@ def test_another_user_gets_nothing(keeper: Start, tmp_path: Path) -> None:
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "out\nout\n"
 
 
-def test_another_version_is_not_served(keeper: Start, tmp_path: Path) -> None:
+def test_another_version_is_not_served(service: Start, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA[:5000])
-    answer = keeper(str(tmp_path / "model.bin")).load()
+    answer = service(str(tmp_path / "model.bin")).load()
     assert connect(answer["address"], "0" * 64) is None
     with pytest.raises(CheckpointError, match="does not answer"):
         connect(str(tmp_path / "nothing"), answer["digest"])
 
 
-def test_a_reader_that_dies_is_replaced(keeper: Start, attach: Attach, server: FaultyHttpServer) -> None:
+def test_a_reader_that_dies_is_replaced(service: Start, attach: Attach, server: FaultyHttpServer) -> None:
     server.rate = 2e6
-    running = keeper(server.url_of("model.bin"))
+    running = service(server.url_of("model.bin"))
     found = running.resolve()
     running.begin_load(found)
     wait_until(lambda: server.served_bytes["model.bin"] > 100_000, "it reads")
@@ -151,10 +151,10 @@ def test_a_reader_that_dies_is_replaced(keeper: Start, attach: Attach, server: F
     assert read(attach(answer), "model.bin") == DATA
 
 
-def test_without_the_keeper_what_is_there_stays_and_the_rest_is_read(
-    keeper: Start, attach: Attach, tmp_path: Path, server: FaultyHttpServer
+def test_without_the_service_what_is_there_stays_and_the_rest_is_read(
+    service: Start, attach: Attach, tmp_path: Path, server: FaultyHttpServer
 ) -> None:
-    running = keeper(server.url_of("model.bin"))
+    running = service(server.url_of("model.bin"))
     answer = running.load()
     source = attach(answer)
     assert read(source, "model.bin") == DATA
@@ -171,33 +171,33 @@ def test_without_the_keeper_what_is_there_stays_and_the_rest_is_read(
         subprocess.run(["rm", "-r", str(left)], check=True)
 
 
-def test_what_the_store_cannot_give_is_an_error(keeper: Start, tmp_path: Path) -> None:
+def test_what_the_store_cannot_give_is_an_error(service: Start, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     pinned = aio.run_sync(
         write_version(store, "ckpt", [("f", MemoryInput([DATA[:50_000]]))], geometry=Geometry(4096, 2))
     )
     stripe = tmp_path / pinned.files[0].stripes[0]
     stripe.write_bytes(bytes(stripe.stat().st_size))
-    answer = keeper(str(tmp_path / "ckpt")).load()
+    answer = service(str(tmp_path / "ckpt")).load()
     assert (answer["did"], answer["kind"], answer["digest"]) == ("failed", "damaged", pinned.digest)
     assert "CRC32C" in answer["why"] and "unit 0 is damaged" in answer["why"]
 
 
-def test_too_little_memory(keeper: Start, tmp_path: Path) -> None:
+def test_too_little_memory(service: Start, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA)
-    running = keeper(str(tmp_path / "model.bin"))
+    running = service(str(tmp_path / "model.bin"))
     running.order("start", url=running.url, memory_bytes=1 << 20, arena_bytes=0, keep=False)
     answer = running.load()
     assert (answer["did"], answer["path"]) == ("direct", str(tmp_path / "model.bin"))
     assert "do not fit in the arena" in answer["why"]
 
 
-def test_nothing_there_and_nobody_there(keeper: Start, tmp_path: Path) -> None:
-    assert keeper(str(tmp_path / "nothing")).resolve()["did"] == "absent"
+def test_nothing_there_and_nobody_there(service: Start, tmp_path: Path) -> None:
+    assert service(str(tmp_path / "nothing")).resolve()["did"] == "absent"
 
 
-def test_the_next_attempt_finds_it_there(keeper: Start, attach: Attach, server: FaultyHttpServer) -> None:
-    running = keeper(server.url_of("model.bin"))
+def test_the_next_attempt_finds_it_there(service: Start, attach: Attach, server: FaultyHttpServer) -> None:
+    running = service(server.url_of("model.bin"))
     first = running.load()
     again = running.load()
     assert (again["did"], again["digest"]) == ("ready", first["digest"])
@@ -205,14 +205,14 @@ def test_the_next_attempt_finds_it_there(keeper: Start, attach: Attach, server: 
     assert server.served_bytes["model.bin"] <= 1.01 * len(DATA)
 
 
-def test_a_newer_version_takes_its_place(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+def test_a_newer_version_takes_its_place(service: Start, attach: Attach, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
 
     def save(data: bytes) -> None:
         aio.run_sync(write_version(store, "ckpt", [("f", MemoryInput([data]))], geometry=Geometry(4096, 2)))
 
     save(DATA[:50_000])
-    running = keeper(str(tmp_path / "ckpt"))
+    running = service(str(tmp_path / "ckpt"))
     first = running.load()
     old = attach(first)
     view = old.map("f", 0, 50_000)
@@ -223,14 +223,14 @@ def test_a_newer_version_takes_its_place(keeper: Start, attach: Attach, tmp_path
     assert view is not None and bytes(view) == DATA[:50_000]  # the last attempt's tensors do not change
 
 
-def test_what_was_mapped_by_name_does_not_change_with_a_newer_version(keeper: Start, tmp_path: Path) -> None:
+def test_what_was_mapped_by_name_does_not_change_with_a_newer_version(service: Start, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
 
     def save(data: bytes) -> None:
         aio.run_sync(write_version(store, "ckpt", [("f", MemoryInput([data]))], geometry=Geometry(4096, 2)))
 
     save(DATA[:50_000])
-    running = keeper(str(tmp_path / "ckpt"))
+    running = service(str(tmp_path / "ckpt"))
     with open(f"{running.load()['path']}/f", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     save(DATA[50_000:100_000])
@@ -239,31 +239,33 @@ def test_what_was_mapped_by_name_does_not_change_with_a_newer_version(keeper: St
     mapped.close()
 
 
-def test_after_the_first_step_files_are_where_they_were(keeper: Start, tmp_path: Path) -> None:
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
-    (folder / "config.json").write_bytes(b"{}")
-    (folder / "model.bin").write_bytes(DATA)
-    running = keeper(str(folder))
+def test_after_the_first_step_files_are_where_they_were(service: Start, tmp_path: Path) -> None:
+    directory = tmp_path / "ckpt"
+    directory.mkdir()
+    (directory / "config.json").write_bytes(b"{}")
+    (directory / "model.bin").write_bytes(DATA)
+    running = service(str(directory))
     path = Path(running.load()["path"])
-    assert path != folder
+    assert path != directory
     running.order("release")
     running.order("statistics")
     assert running.hear("statistics")["arena_bytes"] == 0
     assert (path / "config.json").read_bytes() == b"{}" and (path / "model.bin").read_bytes() == DATA
 
 
-def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(
+    service: Start, attach: Attach, tmp_path: Path
+) -> None:
     files = {f"__{rank}_0.distcp": DATA[: 20 << 20] for rank in range(3)}
     files[".metadata"] = dcp_metadata({name: len(data) for name, data in files.items()})
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
+    directory = tmp_path / "ckpt"
+    directory.mkdir()
     for name, data in files.items():
-        (folder / name).write_bytes(data)
+        (directory / name).write_bytes(data)
     for kind in ("first", "recorded"):
-        running = keeper(str(folder))
+        running = service(str(directory))
         answer = running.load(nnodes=4)
-        assert answer["did"] == "ready" and answer["path"] == str(folder)
+        assert answer["did"] == "ready" and answer["path"] == str(directory)
         source = attach(answer)
         if kind == "recorded":
             wait_until(partial(is_ready, source, "__1_0.distcp"), "it is read ahead")
@@ -274,26 +276,26 @@ def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(keeper: Start, attac
         running.close()
 
 
-def test_what_another_node_does_not_see_yet_is_waited_for(keeper: Start, tmp_path: Path) -> None:
+def test_what_another_node_does_not_see_yet_is_waited_for(service: Start, tmp_path: Path) -> None:
     """As with a network file system, whose clients show an old listing for a while."""
-    folder, hidden = tmp_path / "ckpt", tmp_path / "hidden"
+    directory, hidden = tmp_path / "ckpt", tmp_path / "hidden"
     for step in (20, 30):
-        (folder / f"step-{step}").mkdir(parents=True)
-        (folder / f"step-{step}" / "model.bin").write_bytes(DATA[:step])
-    newest = keeper(str(folder)).resolve()
-    (folder / "step-30").rename(hidden)
-    running = keeper(str(folder))
+        (directory / f"step-{step}").mkdir(parents=True)
+        (directory / f"step-{step}" / "model.bin").write_bytes(DATA[:step])
+    newest = service(str(directory)).resolve()
+    (directory / "step-30").rename(hidden)
+    running = service(str(directory))
     assert running.resolve()["version"] == "step-20"
     running.begin_load(newest)
     wait_until(running.children, "somebody looks for it")
-    hidden.rename(folder / "step-30")
+    hidden.rename(directory / "step-30")
     answer = running.hear("ready", "direct")
     assert answer["did"] == "ready" and Path(answer["path"], "model.bin").read_bytes() == DATA[:30]
 
 
-def test_a_client_that_lies_only_loses_its_connection(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+def test_a_client_that_lies_only_loses_its_connection(service: Start, attach: Attach, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(DATA[:5000])
-    answer = keeper(str(tmp_path / "model.bin")).load()
+    answer = service(str(tmp_path / "model.bin")).load()
     for line in (b"{}\n", b"[]\n", b"\xff\n", b'{"do":"want","id":1,"units":[[9,9]]}\n',
                  b'{"do":"asked","spans":[[0,0,999999]]}\n'):  # fmt: skip
         attach(answer)
@@ -305,15 +307,15 @@ def test_a_client_that_lies_only_loses_its_connection(keeper: Start, attach: Att
     assert read(attach(answer), "model.bin") == DATA[:5000]
 
 
-def test_without_a_fallback_a_lost_keeper_is_an_error(
-    keeper: Start, attach: Attach, server: FaultyHttpServer, tmp_path: Path
+def test_without_a_fallback_a_lost_service_is_an_error(
+    service: Start, attach: Attach, server: FaultyHttpServer, tmp_path: Path
 ) -> None:
     files = {".metadata": dcp_metadata({"big.distcp": len(DATA)}), "big.distcp": DATA}
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
+    directory = tmp_path / "ckpt"
+    directory.mkdir()
     for name, data in files.items():
-        (folder / name).write_bytes(data)
-    running = keeper(str(folder))
+        (directory / name).write_bytes(data)
+    running = service(str(directory))
     source = attach(running.load())
     running.process.kill()
     running.process.wait()
@@ -323,17 +325,17 @@ def test_without_a_fallback_a_lost_keeper_is_an_error(
         subprocess.run(["rm", "-r", str(left)], check=True)
 
 
-def test_of_a_model_that_is_there_twice_one_is_read(keeper: Start, tmp_path: Path) -> None:
+def test_of_a_model_that_is_there_twice_one_is_read(service: Start, tmp_path: Path) -> None:
     """The other file can be opened all the same, then and after the memory was given back."""
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
+    directory = tmp_path / "ckpt"
+    directory.mkdir()
     whole, other = safetensors_file(4 << 20), safetensors_file(4 << 20, "y")
-    (folder / "model.safetensors").write_bytes(whole)
-    (folder / "consolidated.safetensors").write_bytes(other)
-    (folder / "config.json").write_bytes(b"{}")
-    running = keeper(str(folder))
+    (directory / "model.safetensors").write_bytes(whole)
+    (directory / "consolidated.safetensors").write_bytes(other)
+    (directory / "config.json").write_bytes(b"{}")
+    running = service(str(directory))
     answer = running.load()
-    assert answer["did"] == "ready" and answer["path"] != str(folder)
+    assert answer["did"] == "ready" and answer["path"] != str(directory)
     running.order("statistics")
     assert 4 << 20 <= running.hear("statistics")["taken_bytes"] < 5 << 20
     for when in ("in memory", "given back"):

@@ -22,14 +22,14 @@ SEED = int(os.environ.get("KILL_SEED", "20261121"))
 def test_nothing_of_the_job_is_left(victim: str, tmp_path: os.PathLike[str]) -> None:
     chance = random.Random(f"{SEED} {victim}")
     for number in range(4):
-        folder = os.path.join(tmp_path, str(number))
-        os.mkdir(folder)
-        left, _ = kill.kill_once(victim, chance.uniform(0.0, 0.5), folder)
+        directory = os.path.join(tmp_path, str(number))
+        os.mkdir(directory)
+        left, _ = kill.kill_once(victim, chance.uniform(0.0, 0.5), directory)
         assert left == 0
 
 
 @pytest.mark.leaks
-def test_a_job_goes_on_without_its_sentinel_and_nothing_is_left(
+def test_a_job_goes_on_without_its_watchdog_and_nothing_is_left(
     bootrun: support.Programs, script: Callable[..., str], tmp_path: Path
 ) -> None:
     source = """
@@ -40,9 +40,9 @@ while not os.path.exists("go"): time.sleep(0.005)
     job = bootrun.start("--standalone", "--nproc-per-node", 2, "--log-dir", "logs", script(source))
     ready = [os.path.join(bootrun.dir, f"ready-{rank}") for rank in range(2)]
     support.wait_until(lambda: all(map(os.path.exists, ready)), 20, "the ranks run")
-    [sentinel] = children_of(job.pid)
-    os.kill(sentinel, signal.SIGKILL)
+    [watchdog] = children_of(job.pid)
+    os.kill(watchdog, signal.SIGKILL)
     Path(bootrun.dir, "go").touch()
     run = job.wait()
     assert run.status == 0, run.stderr
-    support.wait_until(lambda: not find_cgroups({sentinel}), 20, "its cgroup is gone")
+    support.wait_until(lambda: not find_cgroups({watchdog}), 20, "its cgroup is gone")

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from bootseer import aio
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.versions import resolve
-from bootseer.checkpoint.writer import write_version
-from bootseer.storage.local import LocalStore
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.versions.striped import resolve
+from bootseer.checkpoint.writing.writer import write_version
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.mounting import need_fuse
-from tests.unit.checkpoint.made_files import pt_file
+from tests.unit.bootseer.checkpoint.made_files import pt_file
 
 # Trains with plain torch.save and torch.load: step folders, as savers make them. Rank 1 dies at step 25.
 TRAIN = """
@@ -163,7 +163,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(bootrun: support.Progra
     assert loaded(folder, "read-0")[0] == hashlib.sha256(b"bytes").hexdigest()
 
 
-def test_ranks_read_for_themselves_without_a_keeper(
+def test_ranks_read_for_themselves_without_a_service(
     bootrun: support.Programs, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"bytes")
@@ -248,7 +248,7 @@ def test_a_stop_of_nodes_while_the_version_is_looked_up(bootrun: support.Program
 
 
 @pytest.mark.parametrize("lives", [True, False])
-def test_another_keeper_finds_the_version_or_the_job_ends(
+def test_another_service_finds_the_version_or_the_job_ends(
     lives: bool, bootrun: support.Programs, free_port: int
 ) -> None:
     """Without a version for all each rank would choose for itself, and they could differ."""
@@ -260,13 +260,13 @@ def test_another_keeper_finds_the_version_or_the_job_ends(
             "--load-checkpoint", server.url_of("model.bin"), "--no-python", "/bin/true",
         ]  # fmt: skip
         first = bootrun.start("--rdzv-conf", "is_host=1", *words)
-        support.wait_until(lambda: keepers(first), what="the coordinator's keeper runs")
+        support.wait_until(lambda: services(first), what="the coordinator's keeper runs")
         if lives:
             server.plan.clear()
-        kill(keepers(first))
+        kill(services(first))
         second = bootrun.start("--rdzv-conf", "is_host=0", *words)
         if not lives:
-            support.wait_until(lambda: kill(keepers(first)) or first.process.poll() is not None, 20.0)
+            support.wait_until(lambda: kill(services(first)) or first.process.poll() is not None, 20.0)
         runs = [each.wait(20.0) for each in (first, second)]
     for run in runs:
         assert run.status == (0 if lives else 1), run.stderr
@@ -282,20 +282,20 @@ def kill(pids: list[int]) -> None:
             pass
 
 
-def keepers(program: support.Program) -> list[int]:
+def services(program: support.Program) -> list[int]:
     """Of this bootrun, its children among them."""
     below = support.descendants(program.pid)
-    return [each.pid for each in below if "bootseer.checkpoint.keeper" in each.command]
+    return [each.pid for each in below if "bootseer.checkpoint.service.service" in each.command]
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(bootrun: support.Programs, folder: Path) -> None:
-    """The job starts from nothing, as one that has saved nothing yet; people must hear of it."""
+    """The job trains from scratch, as one that has saved nothing yet, and logs a warning."""
     (folder / "ckpt" / "step-20").mkdir(parents=True)
     (folder / "ckpt" / "step-20" / "state.pt").touch()
     (folder / "x.py").write_text("import os\nassert os.environ['BOOTSEER_CHECKPOINT'] == ''\n")
     run = bootrun("--load-checkpoint", "ckpt", "x.py")
     assert run.status == 0, run.stderr
-    assert "the job starts from nothing" in run.stderr and "step-20" in run.stderr
+    assert "the job trains from scratch" in run.stderr and "step-20" in run.stderr
     assert "no checkpoint yet" not in run.stderr
 
 

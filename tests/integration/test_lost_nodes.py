@@ -29,8 +29,8 @@ while not os.path.exists("finish"):
         sys.exit(3)
     time.sleep(0.01)
 """
-HEARD_OF = "is heard of again"
-GIVEN_UP = "the job has gone on without this node"
+RECEIVED_OF = "is reachable again"
+GIVEN_UP = "the job continued without this node"
 
 
 class Job:
@@ -86,9 +86,9 @@ Start = Callable[[str, float], Job]
 def test_a_bootrun_that_stood_still_is_taken_back_with_its_ranks(start: Start, nodes: str) -> None:
     job = start(nodes, 1.0)
     job.nodes[1].signal(signal.SIGSTOP)
-    job.wait_said(0, "nothing is heard of")
+    job.wait_said(0, "no message from")
     job.nodes[1].signal(signal.SIGCONT)
-    job.wait_said(0, HEARD_OF)
+    job.wait_said(0, RECEIVED_OF)
     assert job.finish() == [0, 0]
     assert job.starts() == ["0-of-2-0", "1-of-2-0"], "no rank was started anew"
     assert not any("gone" in node.stderr for node in job.nodes)
@@ -97,7 +97,7 @@ def test_a_bootrun_that_stood_still_is_taken_back_with_its_ranks(start: Start, n
 def test_nodes_wait_for_a_coordinator_that_stands_still(start: Start) -> None:
     job = start("2", 1.0)
     job.nodes[0].signal(signal.SIGSTOP)
-    job.wait_said(1, "nothing is heard of the coordinator")
+    job.wait_said(1, "no message from the coordinator")
     job.nodes[0].signal(signal.SIGCONT)
     assert job.finish() == [0, 0]
     assert job.starts() == ["0-of-2-0", "1-of-2-0"]
@@ -127,14 +127,14 @@ def test_a_rank_that_died_meanwhile_is_the_failure_that_it_is(start: Start) -> N
     job = start("2", 1.0)
     job.nodes[1].signal(signal.SIGSTOP)
     os.kill(job.pid_of("1-of-2-0"), signal.SIGKILL)
-    job.wait_said(0, "nothing is heard of")
+    job.wait_said(0, "no message from")
     job.nodes[1].signal(signal.SIGCONT)
     job.wait_starts("0-of-2-1", "1-of-2-1")
     assert job.finish() == [0, 0]
     assert "restart 1 of 1" in job.nodes[0].stderr and "lost node" not in job.nodes[0].stderr
 
 
-def test_who_returns_after_the_job_has_ended_is_told_how_it_ended(start: Start) -> None:
+def test_who_returns_after_the_job_has_ended_is_reported_how_it_ended(start: Start) -> None:
     job = start("1:2", 0.3)
     job.nodes[1].signal(signal.SIGSTOP)
     job.wait_starts("0-of-1-0")

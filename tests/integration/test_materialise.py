@@ -25,15 +25,15 @@ from hypothesis import strategies as st
 
 from bootseer import aio
 from bootseer.errors import ConfigError, DigestMismatch, IntegrityError, StorageError, Truncated, Unavailable
-from bootseer.storage.local import LocalStore
+from bootseer.storage.local.store import LocalStore
 from bootseer.storage.memory import MemoryStore
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
-from bootseer.testing.trees import MemoryPacks, Seen, make_tree, snapshot, write_tree
-from bootseer.tree.building import build
-from bootseer.tree.from_folder import Folder
+from bootseer.testing.trees import FileFacts, MemoryPacks, make_tree, snapshot, write_tree
+from bootseer.tree.builder.building import build
+from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import BLOCK_BYTES, Index
-from bootseer.tree.materialise import TEMPORARY, Materialised, materialise
 from bootseer.tree.reading import StoreBlocks
+from bootseer.tree.unpack.tree import TEMPORARY, Materialised, materialise
 from tests import support
 from tests.support import lacking, wait_until
 
@@ -42,31 +42,33 @@ IS_ROOT = os.geteuid() == 0
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def packed(folder: os.PathLike[str] | str, **options: Any) -> MemoryPacks:
+def packed(directory: os.PathLike[str] | str, **options: Any) -> MemoryPacks:
     packs = MemoryPacks()
-    packs.index = build(Folder(os.fspath(folder)), packs.put, **options).tree
+    packs.index = build(DirectorySource(os.fspath(directory)), packs.put, **options).tree
     return packs
 
 
-def unpack(packs: MemoryPacks, folder: Path, **options: Any) -> Materialised:
-    folder.mkdir(exist_ok=True)
+def unpack(packs: MemoryPacks, directory: Path, **options: Any) -> Materialised:
+    directory.mkdir(exist_ok=True)
     assert packs.index is not None
-    return materialise(packs.index, os.fspath(folder), packs, **options)
+    return materialise(packs.index, os.fspath(directory), packs, **options)
 
 
-def plain(seen: dict[bytes, Seen]) -> dict[bytes, Seen]:
+def plain(seen: dict[bytes, FileFacts]) -> dict[bytes, FileFacts]:
     """Without what only root has: owners."""
     return {path: each._replace(uid=0, gid=0) for path, each in seen.items()}
 
 
-def temporaries(folder: Path) -> list[str]:
-    return [name for _, _, names in os.walk(folder) for name in names if name.startswith(os.fsdecode(TEMPORARY))]
+def temporaries(directory: Path) -> list[str]:
+    return [
+        name for _, _, names in os.walk(directory) for name in names if name.startswith(os.fsdecode(TEMPORARY))
+    ]
 
 
 @pytest.fixture
 def plain_tree(tmp_path) -> Path:
     """Files of some sizes, for any user."""
-    folder = tmp_path / "source"
+    directory = tmp_path / "source"
     chance = random.Random(1)
     for path, size in [
         ("a/one", 10),
@@ -75,12 +77,12 @@ def plain_tree(tmp_path) -> Path:
         ("b/c/three", 200_000),
         ("b/four", 0),
     ]:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(chance.randbytes(size))
-    (folder / "b" / "link").symlink_to("../a/one")
-    (folder / "b" / "again").hardlink_to(folder / "a" / "two")
-    os.utime(folder / "b", ns=(5, 1_600_000_000_000_000_001))
-    return folder
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(chance.randbytes(size))
+    (directory / "b" / "link").symlink_to("../a/one")
+    (directory / "b" / "again").hardlink_to(directory / "a" / "two")
+    os.utime(directory / "b", ns=(5, 1_600_000_000_000_000_001))
+    return directory
 
 
 # ---- all attributes ----------------------------------------------------------------------------------------
@@ -116,14 +118,14 @@ def test_plain_tree_for_any_user(tmp_path, plain_tree) -> None:
 
 AS_USER = """
 import json, os, sys
-from bootseer.storage.local import LocalStore
+from bootseer.storage.local.store import LocalStore
 from bootseer import aio
 from bootseer.errors import BootseerError
 from bootseer.tree.compression import decompress, compress
 from bootseer.tree.index import decode
-from bootseer.tree.materialise import materialise
+from bootseer.tree.unpack.tree import materialise
 from bootseer.tree.reading import StoreBlocks
-import bootseer.storage.ranges, bootseer.storage.local_reading, concurrent.futures.thread
+import bootseer.storage.engine.ranges, bootseer.storage.local.reading, concurrent.futures.thread
 decompress(compress(b"x"), 10, "")  # all is imported: this user may not read the interpreter's folder
 store, folder, digest, resume = sys.argv[1:]
 os.setgroups([])
@@ -155,7 +157,7 @@ class UserTree:
         def put(digest: str, data: bytes) -> None:
             Path(self.store, "packs", digest).write_bytes(data)
 
-        self.tree = build(Folder(source), put)
+        self.tree = build(DirectorySource(source), put)
         Path(self.store, "index", self.tree.digest).write_bytes(self.tree.index_bytes)
 
     def unpack(self, program: support.Programs, *, resume: bool = False) -> dict[str, Any]:
@@ -240,16 +242,18 @@ def test_hot_files_are_whole_before_the_others(tmp_path, plain_tree) -> None:
     index = packs.index
     large = index.names.index(b"large")
     hot = [index.runs[large][0] // 32 + 3]  # one block in its middle
-    folder = tmp_path / "target"
+    directory = tmp_path / "target"
     seen: dict[str, Any] = {}
 
     def look() -> None:
-        seen["files"] = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+        seen["files"] = sorted(
+            str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()
+        )
         seen["asked"] = list(packs.asked)
-        seen["modes"] = {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_dir()}
-        seen["same"] = (folder / "a" / "large").read_bytes() == (plain_tree / "a" / "large").read_bytes()
+        seen["modes"] = {stat.S_IMODE(path.stat().st_mode) for path in directory.rglob("*") if path.is_dir()}
+        seen["same"] = (directory / "a" / "large").read_bytes() == (plain_tree / "a" / "large").read_bytes()
 
-    done = unpack(packs, folder, hot=hot, on_hot_done=look)
+    done = unpack(packs, directory, hot=hot, on_hot_done=look)
     assert done.hot_files == 1
     # Its last piece lies with small files; they are whole as well, as their block was there.
     assert set(seen["files"]) >= {"a/large", "b/four", "b/link"}
@@ -259,7 +263,7 @@ def test_hot_files_are_whole_before_the_others(tmp_path, plain_tree) -> None:
     needed = {address // 32 for _, address, _ in index.pieces(large)}
     assert set(seen["asked"]) == needed
     assert sorted(packs.asked) == sorted(set(packs.asked))
-    assert snapshot(os.fspath(folder)) == snapshot(os.fspath(plain_tree))
+    assert snapshot(os.fspath(directory)) == snapshot(os.fspath(plain_tree))
 
 
 def test_small_hot_files_do_not_make_large_ones_hot(tmp_path, plain_tree) -> None:
@@ -272,18 +276,18 @@ def test_small_hot_files_do_not_make_large_ones_hot(tmp_path, plain_tree) -> Non
     assert packs.asked[0] == shared
 
 
-def test_without_hot_blocks_all_is_there_when_told(tmp_path, plain_tree) -> None:
+def test_without_hot_blocks_all_is_there_when_reported(tmp_path, plain_tree) -> None:
     seen = []
-    folder = tmp_path / "target"
-    unpack(packed(plain_tree), folder, on_hot_done=lambda: seen.append(snapshot(os.fspath(folder))))
+    directory = tmp_path / "target"
+    unpack(packed(plain_tree), directory, on_hot_done=lambda: seen.append(snapshot(os.fspath(directory))))
     assert seen == [snapshot(os.fspath(plain_tree))]
 
 
 def test_no_file_is_ever_seen_half(tmp_path) -> None:
     """A program that looks all the time finds each file whole or not at all."""
-    source, folder = tmp_path / "source", tmp_path / "target"
+    source, directory = tmp_path / "source", tmp_path / "target"
     source.mkdir()
-    folder.mkdir()
+    directory.mkdir()
     sizes = {}
     for number in range(60):
         sizes[f"f{number}"] = 20_000 * (number % 20)
@@ -296,7 +300,7 @@ def test_no_file_is_ever_seen_half(tmp_path) -> None:
         while not is_done.is_set():
             for name, size in sizes.items():
                 try:
-                    data = (folder / name).read_bytes()
+                    data = (directory / name).read_bytes()
                 except FileNotFoundError:
                     continue
                 if len(data) != size or b"\0" in data:
@@ -305,7 +309,7 @@ def test_no_file_is_ever_seen_half(tmp_path) -> None:
     looker = threading.Thread(target=look)
     looker.start()
     try:
-        unpack(packs, folder, threads=4)
+        unpack(packs, directory, threads=4)
     finally:
         is_done.set()
         looker.join()
@@ -333,54 +337,56 @@ class Failing:
 
 def half_there(tmp_path: Path, source: Path, good: int = 70) -> tuple[MemoryPacks, Path]:
     packs = packed(source)
-    folder = tmp_path / "target"
-    folder.mkdir()
+    directory = tmp_path / "target"
+    directory.mkdir()
     assert packs.index is not None
     with pytest.raises(Unavailable, match="gone"):
-        materialise(packs.index, os.fspath(folder), Failing(packs, good, Unavailable("gone")), threads=1)
-    return packs, folder
+        materialise(packs.index, os.fspath(directory), Failing(packs, good, Unavailable("gone")), threads=1)
+    return packs, directory
 
 
 def test_interrupted_run_goes_on(tmp_path, plain_tree) -> None:
     for number in range(300):
         (plain_tree / "a" / f"n{number}").write_bytes(random.Random(number).randbytes(30_000))
-    packs, folder = half_there(tmp_path, plain_tree)
-    assert temporaries(folder) == []
-    before = {path: seen for path, seen in snapshot(os.fspath(folder)).items() if stat.S_ISREG(seen.mode)}
+    packs, directory = half_there(tmp_path, plain_tree)
+    assert temporaries(directory) == []
+    before = {path: seen for path, seen in snapshot(os.fspath(directory)).items() if stat.S_ISREG(seen.mode)}
     whole = snapshot(os.fspath(plain_tree))
     assert {path: seen.sha256 for path, seen in before.items()} == {path: whole[path].sha256 for path in before}
     assert 5 < len(before) < 290
     with pytest.raises(ConfigError, match="not empty"):
-        unpack(packs, folder)
-    (folder / "a" / os.fsdecode(TEMPORARY + b"5")).write_bytes(b"of a run that was killed")
-    (folder / "a" / "large").write_bytes(b"not what it should be")
+        unpack(packs, directory)
+    (directory / "a" / os.fsdecode(TEMPORARY + b"5")).write_bytes(b"of a run that was killed")
+    (directory / "a" / "large").write_bytes(b"not what it should be")
     packs.asked.clear()
-    done = unpack(packs, folder, resume=True)
+    done = unpack(packs, directory, resume=True)
     assert done.kept_files > 5
     assert done.files + done.kept_files == 305
     assert len(packs.asked) < packs.index.block_count  # type: ignore[union-attr]
-    assert snapshot(os.fspath(folder)) == whole
+    assert snapshot(os.fspath(directory)) == whole
     packs.asked.clear()
-    assert unpack(packs, folder, resume=True).files == 0
+    assert unpack(packs, directory, resume=True).files == 0
     assert packs.asked == []
-    assert snapshot(os.fspath(folder)) == whole
+    assert snapshot(os.fspath(directory)) == whole
 
 
 def test_killed_run_goes_on(tmp_path, plain_tree, program) -> None:
     """Killed at any place: a few of them."""
     for number in range(200):
         (plain_tree / "a" / f"n{number}").write_bytes(random.Random(number).randbytes(40_000))
-    store, folder = tmp_path / "store", tmp_path / "target"
+    store, directory = tmp_path / "store", tmp_path / "target"
     (store / "packs").mkdir(parents=True)
-    tree = build(Folder(os.fspath(plain_tree)), lambda digest, data: (store / "packs" / digest).write_bytes(data))
+    tree = build(
+        DirectorySource(os.fspath(plain_tree)), lambda digest, data: (store / "packs" / digest).write_bytes(data)
+    )
     (store / "index").write_bytes(tree.index_bytes)
-    folder.mkdir()
+    directory.mkdir()
     text = f"""
 import os, signal, sys
-from bootseer.storage.local import LocalStore
-from bootseer.tree import materialise_files as files
+from bootseer.storage.local.store import LocalStore
+from bootseer.tree.unpack import files
 from bootseer.tree.index import decode
-from bootseer.tree.materialise import materialise
+from bootseer.tree.unpack.tree import materialise
 from bootseer.tree.reading import StoreBlocks
 index = decode(open({os.fspath(store / "index")!r}, "rb").read(), {tree.digest!r}, "index")
 left = int(sys.argv[1])
@@ -392,23 +398,23 @@ def killed(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(*args, **kwargs)
 os.rename = killed
-materialise(index, {os.fspath(folder)!r}, StoreBlocks(LocalStore({os.fspath(store)!r}), index), resume=True)
+materialise(index, {os.fspath(directory)!r}, StoreBlocks(LocalStore({os.fspath(store)!r}), index), resume=True)
 """
     for left in (0, 1, 50, 120):
         run = program(sys.executable, "-c", text, left, env={"PYTHONPATH": TOP})
         assert run.status == -signal.SIGKILL, run.stderr
     run = program(sys.executable, "-c", text, 1000, env={"PYTHONPATH": TOP})
     assert run.status == 0, run.stderr
-    assert snapshot(os.fspath(folder)) == snapshot(os.fspath(plain_tree))
+    assert snapshot(os.fspath(directory)) == snapshot(os.fspath(plain_tree))
 
 
 def test_files_from_before_a_power_cut_are_written_again(tmp_path, plain_tree) -> None:
     """Their names and sizes may have been on disk when their bytes were not."""
     for number in range(300):
         (plain_tree / "a" / f"n{number}").write_bytes(random.Random(number).randbytes(30_000))
-    packs, folder = half_there(tmp_path, plain_tree)
+    packs, directory = half_there(tmp_path, plain_tree)
     whole = snapshot(os.fspath(plain_tree))
-    zeros = sorted(path for path in (folder / "a").iterdir() if path.name.startswith("n"))[0]
+    zeros = sorted(path for path in (directory / "a").iterdir() if path.name.startswith("n"))[0]
     found = zeros.stat()
     zeros.write_bytes(bytes(found.st_size))
     os.utime(zeros, ns=(found.st_mtime_ns, found.st_mtime_ns))
@@ -417,42 +423,42 @@ def test_files_from_before_a_power_cut_are_written_again(tmp_path, plain_tree) -
     # Interrupted once more: what is kept then is what was written since.
     with pytest.raises(Unavailable, match="gone"):
         materialise(
-            packs.index, os.fspath(folder), Failing(packs, 20, Unavailable("gone")), threads=1, resume=True,
+            packs.index, os.fspath(directory), Failing(packs, 20, Unavailable("gone")), threads=1, resume=True,
             boot_s=boot_s,
         )  # fmt: skip
-    done = unpack(packs, folder, resume=True, boot_s=boot_s)
+    done = unpack(packs, directory, resume=True, boot_s=boot_s)
     assert 0 < done.kept_files < 290
-    assert snapshot(os.fspath(folder)) == whole
-    assert unpack(packs, folder, resume=True).files == 0, "this boot's"
+    assert snapshot(os.fspath(directory)) == whole
+    assert unpack(packs, directory, resume=True).files == 0, "this boot's"
 
 
 def test_foreign_files_are_not_touched(tmp_path, plain_tree) -> None:
-    packs, folder = half_there(tmp_path, plain_tree, good=3)
-    (folder / "b" / "mine").write_text("mine")
+    packs, directory = half_there(tmp_path, plain_tree, good=3)
+    (directory / "b" / "mine").write_text("mine")
     with pytest.raises(ConfigError, match="'mine', which is not of this tree"):
-        unpack(packs, folder, resume=True)
-    assert (folder / "b" / "mine").read_text() == "mine"
-    (folder / "b" / "mine").unlink()
-    (folder / "b" / "c").rmdir()
-    (folder / "b" / "c").write_text("a file now")
+        unpack(packs, directory, resume=True)
+    assert (directory / "b" / "mine").read_text() == "mine"
+    (directory / "b" / "mine").unlink()
+    (directory / "b" / "c").rmdir()
+    (directory / "b" / "c").write_text("a file now")
     with pytest.raises(ConfigError, match="another type"):
-        unpack(packs, folder, resume=True)
+        unpack(packs, directory, resume=True)
 
 
 def test_two_at_once_are_refused(tmp_path, plain_tree) -> None:
     packs = packed(plain_tree)
-    folder = tmp_path / "target"
+    directory = tmp_path / "target"
     errors: list[str] = []
 
     def another() -> None:
         try:
-            unpack(packs, folder, resume=True)
+            unpack(packs, directory, resume=True)
         except ConfigError as error:
             errors.append(str(error))
 
-    unpack(packs, folder, hot=[0], on_hot_done=another)
-    assert errors == [f"{folder}: another process is unpacking into it"]
-    assert snapshot(os.fspath(folder)) == snapshot(os.fspath(plain_tree))
+    unpack(packs, directory, hot=[0], on_hot_done=another)
+    assert errors == [f"{directory}: another process is unpacking into it"]
+    assert snapshot(os.fspath(directory)) == snapshot(os.fspath(plain_tree))
 
 
 @pytest.mark.system
@@ -462,25 +468,25 @@ def test_full_disk_is_one_clear_error(tmp_path, plain_tree) -> None:
     for number in range(100):
         (plain_tree / "a" / f"n{number}").write_bytes(random.Random(number).randbytes(40_000))
     packs = packed(plain_tree)
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=True)
+    directory = tmp_path / "small"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", directory], check=True)
     try:
         with pytest.raises(StorageError, match=r"small/.*No space left on device: make room there"):
-            unpack(packs, folder)
-        assert temporaries(folder) == []
+            unpack(packs, directory)
+        assert temporaries(directory) == []
         whole = snapshot(os.fspath(plain_tree))
-        for path, seen in snapshot(os.fspath(folder)).items():
+        for path, seen in snapshot(os.fspath(directory)).items():
             if stat.S_ISREG(seen.mode):
                 assert seen.sha256 == whole[path].sha256
-        subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)
-        unpack(packs, folder, resume=True)
-        assert plain(snapshot(os.fspath(folder))) == plain(whole)
+        subprocess.run(["mount", "-o", "remount,size=64m", directory], check=True)
+        unpack(packs, directory, resume=True)
+        assert plain(snapshot(os.fspath(directory))) == plain(whole)
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", directory], check=True)
 
 
-def test_missing_folder_is_named(tmp_path, plain_tree) -> None:
+def test_missing_directory_is_named(tmp_path, plain_tree) -> None:
     packs = packed(plain_tree)
     assert packs.index is not None
     with pytest.raises(StorageError, match="nowhere"):
@@ -515,44 +521,44 @@ class Meddling:
         return iter(raws)
 
 
-def test_folder_that_becomes_a_link_leads_nowhere(tmp_path, plain_tree) -> None:
+def test_directory_that_becomes_a_link_leads_nowhere(tmp_path, plain_tree) -> None:
     packs = packed(plain_tree)
     assert packs.index is not None
-    folder, outside = tmp_path / "target", tmp_path / "outside"
-    folder.mkdir()
+    directory, outside = tmp_path / "target", tmp_path / "outside"
+    directory.mkdir()
     outside.mkdir()
 
     def meddle() -> None:
-        if not (folder / "a").is_symlink():
-            (folder / "a").rename(folder / "moved")
-            (folder / "a").symlink_to(outside)
+        if not (directory / "a").is_symlink():
+            (directory / "a").rename(directory / "moved")
+            (directory / "a").symlink_to(outside)
 
     with pytest.raises(StorageError):
-        materialise(packs.index, os.fspath(folder), Meddling(packs, meddle), threads=1)
+        materialise(packs.index, os.fspath(directory), Meddling(packs, meddle), threads=1)
     assert list(outside.iterdir()) == []
 
 
 def test_links_at_the_places_of_files_are_replaced_not_followed(tmp_path, plain_tree) -> None:
     packs = packed(plain_tree)
     assert packs.index is not None
-    folder, outside = tmp_path / "target", tmp_path / "outside"
-    folder.mkdir()
+    directory, outside = tmp_path / "target", tmp_path / "outside"
+    directory.mkdir()
     outside.write_text("precious")
 
     def meddle() -> None:
         for entry in range(len(packs.index or ())):
-            path = folder / os.fsdecode(packs.index.path(entry))  # type: ignore[union-attr]
+            path = directory / os.fsdecode(packs.index.path(entry))  # type: ignore[union-attr]
             for name in (path, path.parent / os.fsdecode(b"%s%x" % (TEMPORARY, entry))):
                 try:
                     name.symlink_to(outside)
                 except FileExistsError:
                     pass
 
-    materialise(packs.index, os.fspath(folder), Meddling(packs, meddle), threads=1)
+    materialise(packs.index, os.fspath(directory), Meddling(packs, meddle), threads=1)
     assert outside.read_text() == "precious"
     assert outside.stat().st_nlink == 1
     for path in (plain_tree / "a").iterdir():
-        assert (folder / "a" / path.name).read_bytes() == path.read_bytes()
+        assert (directory / "a" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("is_link", [True, False])
@@ -579,14 +585,14 @@ def test_a_pipe_that_is_exchanged_leads_nowhere(tmp_path, monkeypatch, is_link: 
             os.link(victim, name, dst_dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mknod", exchange)
-    with pytest.raises(IntegrityError, match="pipe: somebody else changes files"):
+    with pytest.raises(IntegrityError, match="pipe: another process changes files"):
         unpack(packs, tmp_path / "target")
     after = victim.stat()
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 @pytest.mark.system
-def test_root_does_not_unpack_into_folders_of_others(tmp_path, plain_tree) -> None:
+def test_root_does_not_unpack_into_directories_of_others(tmp_path, plain_tree) -> None:
     if not IS_ROOT:
         pytest.skip("giving a folder to another user needs root")
     packs = packed(plain_tree)
@@ -599,7 +605,7 @@ def test_root_does_not_unpack_into_folders_of_others(tmp_path, plain_tree) -> No
 
 
 @pytest.mark.system
-def test_a_folder_that_was_given_to_its_owner_goes_on(tmp_path, plain_tree) -> None:
+def test_a_directory_that_was_given_to_its_owner_goes_on(tmp_path, plain_tree) -> None:
     if not IS_ROOT:
         pytest.skip("giving a folder to another user needs root")
     os.chown(plain_tree, 12345, 12345)
@@ -615,18 +621,18 @@ def test_file_that_is_swapped_while_it_is_written(tmp_path) -> None:
     (tmp_path / "source" / "large").write_bytes(random.Random(3).randbytes(12 * MIB))
     packs = packed(tmp_path / "source")
     assert packs.index is not None
-    folder, outside = tmp_path / "target", tmp_path / "outside"
-    folder.mkdir()
+    directory, outside = tmp_path / "target", tmp_path / "outside"
+    directory.mkdir()
     outside.write_text("precious")
 
     def meddle() -> None:
-        name = folder / os.fsdecode(b"%s%x" % (TEMPORARY, 1))
+        name = directory / os.fsdecode(b"%s%x" % (TEMPORARY, 1))
         if name.exists():
             name.unlink()
             name.hardlink_to(outside)
 
-    with pytest.raises(IntegrityError, match="somebody else changes files"):
-        materialise(packs.index, os.fspath(folder), Meddling(packs, meddle), threads=1)
+    with pytest.raises(IntegrityError, match="another process changes files"):
+        materialise(packs.index, os.fspath(directory), Meddling(packs, meddle), threads=1)
     assert outside.read_text() == "precious"
 
 
@@ -647,7 +653,8 @@ class InStore:
     def __init__(self, source: Path, *plan: Fault) -> None:
         inner = MemoryStore(f"materialise-{random.getrandbits(64):x}")
         built = build(
-            Folder(os.fspath(source)), lambda digest, data: aio.run_sync(inner.publish(f"packs/{digest}", data))
+            DirectorySource(os.fspath(source)),
+            lambda digest, data: aio.run_sync(inner.publish(f"packs/{digest}", data)),
         )
         self.index: Index = built.tree
         self.store = FaultyStore(inner, plan)
@@ -670,10 +677,10 @@ def test_from_a_store(tmp_path, plain_tree) -> None:
     assert made.store.count("read_into") < made.index.block_count, "neighbours are read together"
 
 
-def test_from_a_folder_that_is_a_store(tmp_path, plain_tree) -> None:
+def test_from_a_directory_that_is_a_store(tmp_path, plain_tree) -> None:
     (tmp_path / "store" / "packs").mkdir(parents=True)
     built = build(
-        Folder(os.fspath(plain_tree)),
+        DirectorySource(os.fspath(plain_tree)),
         lambda digest, data: (tmp_path / "store" / "packs" / digest).write_bytes(data),
     )
     (tmp_path / "target").mkdir()

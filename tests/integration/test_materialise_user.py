@@ -18,12 +18,12 @@ import pytest
 
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace
 from bootseer.blocks.trace import encode as encode_trace
-from bootseer.image.commands_traces import hot_files
+from bootseer.image.commands.traces import hot_files
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.testing.trees import snapshot
 from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, Index, decode
-from bootseer.tree.materialise_plan import files_of, plan
-from bootseer.trust import KeyFolder, seal
+from bootseer.tree.unpack.plan import files_of, plan
+from bootseer.trust import KeyDirectory, seal
 from tests.integration.image_roots import make_root
 from tests.integration.test_image_commands import Commands
 from tests.support import Program, Programs, Run, lacking, needs_program, wait_until
@@ -65,12 +65,12 @@ class User:
         closed = sorted(
             {str(each) for path in paths for each in Path(path).parents if not each.stat().st_mode & 1}
         )
-        for folder in closed[:1]:
-            inside = [path for path in paths if path.startswith(f"{folder}/")]
+        for directory in closed[:1]:
+            inside = [path for path in paths if path.startswith(f"{directory}/")]
             for number, path in enumerate(inside):
                 (top / f"inside{number}").mkdir()
                 self._binds.append(f"mount --bind {path} {top}/inside{number}")
-            self._binds.append(f"mount -t tmpfs -o mode=755 tmpfs {folder}")
+            self._binds.append(f"mount -t tmpfs -o mode=755 tmpfs {directory}")
             for number, path in enumerate(inside):
                 self._binds += [f"mkdir -p {path}", f"mount --bind {top}/inside{number} {path}"]
 
@@ -95,7 +95,7 @@ class User:
         return self._programs.start("unshare", "-m", "sh", "-c", script, env=more)
 
     def bootseer(self, *words: str) -> Program:
-        code = "import sys; from launcher.commands import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; from launcher.cli.commands import main; sys.exit(main(sys.argv[1:]))"
         return self.start(sys.executable, "-B", "-c", code, *words)
 
     def close(self) -> None:
@@ -131,11 +131,11 @@ class Published:
             tree=digest, workload=ANY_WORKLOAD, runs=1, blocks=blocks, seen=[1] * len(blocks),
             first_ms=list(range(len(blocks))),
         )  # fmt: skip
-        key = KeyFolder(image.environ["BOOTSEER_KEYS"]).read_private()
-        folder = tree / "traces" / digest
-        folder.mkdir(parents=True)
+        key = KeyDirectory(image.environ["BOOTSEER_KEYS"]).read_private()
+        directory = tree / "traces" / digest
+        directory.mkdir(parents=True)
         data = seal(encode_trace(trace), "application/vnd.bootseer.trace.v1+json", key)
-        (folder / f"{ANY_WORKLOAD}.json").write_bytes(data)
+        (directory / f"{ANY_WORKLOAD}.json").write_bytes(data)
 
 
 def _read_index(tree: Path) -> Index:
@@ -157,10 +157,10 @@ def _choose(index: Index) -> list[int]:
 
 @pytest.fixture(scope="module")
 def top() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="bootseer-user-"))  # pytest's own folders are closed to others
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    directory = Path(tempfile.mkdtemp(prefix="bootseer-user-"))  # pytest's own folders are closed to others
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +170,12 @@ def published(top: Path) -> Published:
 
 @pytest.fixture
 def user(top: Path) -> Iterator[User]:
-    folder = Path(tempfile.mkdtemp(dir=top))
-    folder.chmod(0o755)
-    made = User(folder)
+    directory = Path(tempfile.mkdtemp(dir=top))
+    directory.chmod(0o755)
+    made = User(directory)
     yield made
     made.close()
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
 
 
 def trust(user: User, published: Published) -> None:
@@ -274,7 +274,7 @@ def test_a_mount_says_what_to_do_instead(user: User, published: Published) -> No
         assert "trees cannot be mounted here" in done.stderr and "`bootseer image materialise`" in done.stderr
         assert done.stderr.count("\n") == 1
         record = user.bootseer("image", "record", server.url, "--name", NAME, "--", "python3").wait()
-        assert record.status == 1 and "it cannot be" in record.stderr
+        assert record.status == 1 and "which is impossible" in record.stderr
         fetched = user.bootseer("image", "prefetch", server.url, "--name", NAME, "--all", "--json").wait(60)
         assert fetched.status == 0, fetched.stderr
         assert json.loads(fetched.stdout)["blocks"] == published.index.block_count
@@ -298,7 +298,7 @@ def test_what_a_user_writes_in_an_image_is_kept(user: User, published: Published
     words = ("image", "run", f"rootfs:{published.root}", "--writable", "kept", "--", "sh", "-c")
     for text in ("one", "two"):
         run = user.bootseer(*words, f"echo {text} >> /var/new; cat /var/new").wait()
-        if "no namespaces for an image here" in run.stderr or "cannot take what is written" in run.stderr:
+        if "no namespaces for an image here" in run.stderr or "cannot hold writes" in run.stderr:
             lacking("users have no overlays here")
         assert run.status == 0, run.stderr
     assert (user.home / "kept/upper/var/new").read_text() == "one\ntwo\n"

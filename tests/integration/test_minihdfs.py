@@ -20,10 +20,11 @@ pytestmark = pytest.mark.slow
 SENT_BYTES = 8 << 20
 CLIENT = """
 import os, sys
-from bootseer.storage.webhdfs_client import Breaker, WebHdfsClient
+from bootseer.storage.engine.cancelling import CancelHandle
+from bootseer.storage.hdfs.webhdfs_client import WebHdfsClient
 client = WebHdfsClient([sys.argv[1]], user="root", timeout_s=20.0)
 data = os.urandom(int(sys.argv[2]))
-client.write("/file", data, Breaker(), node="", replication=1, block_bytes=0, stall_s=20.0)
+client.write("/file", data, CancelHandle(), node="", replication=1, block_bytes=0, stall_s=20.0)
 """
 STARTER = """
 import sys

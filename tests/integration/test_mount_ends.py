@@ -23,11 +23,11 @@ pytestmark = pytest.mark.system
 MIB = 1 << 20
 
 
-def settings(folder: str, control: str) -> str:
+def settings(directory: str, control: str) -> str:
     return json.dumps(
         {
             "files": {"file": [10, 0]},
-            "folder": folder,
+            "folder": directory,
             "control": control,
             "versions": "",
             "latency_s": 0,
@@ -37,9 +37,9 @@ def settings(folder: str, control: str) -> str:
     )
 
 
-def refusal(program, folder: str, **environ: str | None) -> str:
+def refusal(program, directory: str, **environ: str | None) -> str:
     """The last line of a mount that was refused."""
-    run = program(sys.executable, SERVER, settings(folder, "/nowhere"), env={"PYTHONPATH": TOP, **environ})
+    run = program(sys.executable, SERVER, settings(directory, "/nowhere"), env={"PYTHONPATH": TOP, **environ})
     assert run.status == 1
     return run.stderr.strip().splitlines()[-1]
 
@@ -101,15 +101,15 @@ def test_daemon_that_is_killed(mount: Mount, program) -> None:
     assert os.listdir(at.folder) == []
 
 
-def test_folders_that_cannot_be_mounted_at(mount: Mount, program, tmp_path) -> None:
+def test_directories_that_cannot_be_mounted_at(mount: Mount, program, tmp_path) -> None:
     at = mount({"file": 10})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "of").write_text("things")
     (tmp_path / "plain").write_text("")
     for name, says in (
-        ("absent", "no such folder"),
+        ("absent", "no such directory"),
         ("full", "is not empty"),
-        ("plain", "is no folder"),
+        ("plain", "is not a directory"),
         (os.path.basename(at.folder), "is a mount point already"),
     ):
         run = program(
@@ -160,8 +160,8 @@ def test_user_without_privileges() -> None:
     need_fuse()
     with tempfile.TemporaryDirectory() as base:
         os.chmod(base, 0o755)
-        folder, control = os.path.join(base, "mnt"), os.path.join(base, "control")
-        for path in (folder, control):
+        directory, control = os.path.join(base, "mnt"), os.path.join(base, "control")
+        for path in (directory, control):
             os.mkdir(path)
             os.chown(path, 65534, 65534)
         caps = "-all,+dac_override,+dac_read_search"
@@ -170,7 +170,7 @@ def test_user_without_privileges() -> None:
         run = run_in_namespace(
             "mount --bind /dev/shm/fuse /dev/fuse",
             "666",
-            *(*user, sys.executable, "-c", AS_ANOTHER, SERVER, settings(folder, control)),
+            *(*user, sys.executable, "-c", AS_ANOTHER, SERVER, settings(directory, control)),
         )
         assert run.stdout.split() == ["10", "65534", "65534", "0"], run.stderr
 
@@ -243,19 +243,19 @@ except Exception as error:
 def test_checkpoint_in_the_background(tmp_path, program) -> None:
     """The whole way: torch.save into a mount, versions in a store, and a mount of the newest one."""
     need_fuse()
-    folder, store, log = (os.fspath(tmp_path / name) for name in ("mnt", "store", "log"))
-    os.mkdir(folder)
+    directory, store, log = (os.fspath(tmp_path / name) for name in ("mnt", "store", "log"))
+    os.mkdir(directory)
     try:
-        argv = (sys.executable, "-c", CHECKPOINT, "store", folder, log)
+        argv = (sys.executable, "-c", CHECKPOINT, "store", directory, log)
         run = program(*argv, env={"PYTHONPATH": TOP}, cwd=os.fspath(tmp_path), deadline_s=60)
         assert run.status == 0, run.stderr
-        assert f"{folder}: is a mount point already" in run.stdout
+        assert f"{directory}: is a mount point already" in run.stdout
         versions = sorted(name for name in os.listdir(store) if name.startswith("v-"))
         assert len(versions) == 2
         with open(os.path.join(store, versions[-1], "manifest.json"), "rb") as file:
             manifest = json.loads(file.readline())
         assert (manifest["step"], [each["path"] for each in manifest["files"]]) == (9, ["step-9.pt"])
-        subprocess.run(["fusermount3", "-u", folder], check=True)
+        subprocess.run(["fusermount3", "-u", directory], check=True)
         with open(log, encoding="utf-8") as file:
             assert "step-9.pt: saved as " in file.read()
         serve = """if True:
@@ -263,18 +263,18 @@ def test_checkpoint_in_the_background(tmp_path, program) -> None:
             from bootseer.checkpoint.mounting import mount_checkpoint
             mount_checkpoint(sys.argv[1], sys.argv[2], on_ready=lambda: print("ready", flush=True))
         """
-        again = program.start(sys.executable, "-c", serve, store, folder, env={"PYTHONPATH": TOP})
+        again = program.start(sys.executable, "-c", serve, store, directory, env={"PYTHONPATH": TOP})
         wait_until(lambda: "ready" in again.stdout or again.process.poll() is not None, 20)
-        assert os.listdir(folder) == ["step-9.pt"]
-        with open(os.path.join(folder, "step-9.pt"), "rb") as file:
+        assert os.listdir(directory) == ["step-9.pt"]
+        with open(os.path.join(directory, "step-9.pt"), "rb") as file:
             whole = file.read()
         again.signal(signal.SIGTERM)
         assert again.wait(10).status == 0
         damage(os.path.join(store, versions[-1], "00000.s000"))
-        again = program.start(sys.executable, "-c", serve, store, folder, env={"PYTHONPATH": TOP})
+        again = program.start(sys.executable, "-c", serve, store, directory, env={"PYTHONPATH": TOP})
         wait_until(lambda: "ready" in again.stdout or again.process.poll() is not None, 20)
         with pytest.raises(OSError) as caught:
-            shutil.copyfile(os.path.join(folder, "step-9.pt"), tmp_path / "copy")
+            shutil.copyfile(os.path.join(directory, "step-9.pt"), tmp_path / "copy")
         assert caught.value.errno == errno.EIO
         assert whole and not (tmp_path / "copy").read_bytes()
         again.signal(signal.SIGTERM)
@@ -282,8 +282,8 @@ def test_checkpoint_in_the_background(tmp_path, program) -> None:
         assert run.status == 0
         assert "step-9.pt" in run.stderr and "is damaged" in run.stderr
     finally:
-        if is_mounted(folder):
-            subprocess.run(["umount", "-l", folder], check=False)
+        if is_mounted(directory):
+            subprocess.run(["umount", "-l", directory], check=False)
 
 
 def damage(path: str) -> None:

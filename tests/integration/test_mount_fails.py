@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.mounts.tree_mount import list_trees, unmount_tree
-from bootseer.startup.fallbacks import is_fallback
+from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
+from bootseer.report.found import is_fallback
 from tests.integration.mounted_trees import need_mounts
-from tests.integration.setup_jobs import Machine, agent_events, keepers_end, setup_span
+from tests.integration.setup_jobs import Machine, agent_events, services_end, setup_span
 from tests.support import Programs, Run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -53,7 +53,7 @@ class Job:
         given += ["--setup-target", f"{machine.venv}", "--env-store", f"{machine.store}"]
         given += ["--restart-backoff", "0", "--log-dir", f"{self.logs}", *flags]
         run = self._bootrun(*given, machine.script, env=machine.environ, deadline_s=DEADLINE_S)
-        keepers_end()
+        services_end()
         return run
 
     def damage(self) -> None:
@@ -75,7 +75,7 @@ def job(tmp_path: Path, bootrun: Programs, monkeypatch: pytest.MonkeyPatch) -> I
         unmount_tree(tree.digest, force=True)
 
 
-def test_a_damaged_environment_is_made_anew_and_replaced(job: Job) -> None:
+def test_a_damaged_environment_is_made_again_and_replaced(job: Job) -> None:
     machine = job.machine
     assert job.start().status == 0
     machine.renew()

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bootseer.mounts.streams import START_BYTES
+from bootseer.mounts.fuse.streams import START_BYTES
 from tests.integration import mounting
 from tests.integration.mounting import Mount, expected
 
@@ -80,7 +80,7 @@ def test_sequential_reader_has_a_window_in_flight(mount: Mount) -> None:
         while file.read(8 * MIB):
             pass
     found = at.end()
-    assert found["most_in_flight"] >= 16
+    assert found["max_in_flight"] >= 16
     offsets = [offset for _, offset, _ in found["asked"]]
     assert sorted(offsets) == list(range(0, size, MIB)), "each unit once"
     # Not far ahead of the reader either: the window is bounded.
@@ -123,7 +123,7 @@ def test_parallel_readers_of_one_descriptor_read_ahead_each(mount: Mount) -> Non
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(read, range(4)))
     os.close(fd)
-    assert at.end()["most_in_flight"] > 4
+    assert at.end()["max_in_flight"] > 4
 
 
 def test_hundred_readers_share_what_is_read(mount: Mount) -> None:

@@ -37,8 +37,8 @@ def python(text: str, *args: str) -> subprocess.Popen[bytes]:
 
 def links(pid: int) -> list[str]:
     """What the descriptors of a process are."""
-    folder = f"/proc/{pid}/fd"
-    return [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+    directory = f"/proc/{pid}/fd"
+    return [os.readlink(f"{directory}/{fd}") for fd in os.listdir(directory)]
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
@@ -84,7 +84,7 @@ def test_fsync_of_a_closed_file_waits_for_its_version(mount: Mount) -> None:
     assert at.versions() == ["01"]
 
 
-def test_folder_is_a_version_when_somebody_says_so(mount: Mount) -> None:
+def test_directory_is_a_version_when_somebody_says_so(mount: Mount) -> None:
     at = mount(writable=True)
     write(at, "step-20/rank0/model.pt", b"0")
     write(at, "step-20/rank1/model.pt", b"1")
@@ -99,7 +99,7 @@ def test_folder_is_a_version_when_somebody_says_so(mount: Mount) -> None:
     assert len(at.versions()) == 2, "nothing was new"
 
 
-def test_temporary_folder_is_a_version_when_it_gets_its_name(mount: Mount) -> None:
+def test_temporary_directory_is_a_version_when_it_gets_its_name(mount: Mount) -> None:
     at = mount(writable=True, settle_s=0.2)
     write(at, "tmp-checkpoint-5/model.safetensors")
     write(at, "tmp-checkpoint-5/optimizer.pt")
@@ -108,7 +108,7 @@ def test_temporary_folder_is_a_version_when_it_gets_its_name(mount: Mount) -> No
     assert at.saved("01-step5").keys() == {"checkpoint-5/model.safetensors", "checkpoint-5/optimizer.pt"}
 
 
-def test_folder_in_which_nothing_changes_is_complete(mount: Mount) -> None:
+def test_directory_in_which_nothing_changes_is_complete(mount: Mount) -> None:
     at = mount(writable=True, settle_s=0.3)
     os.mkdir(at.path("step-1"))
     with open(at.path("step-1/b"), "wb") as file:
@@ -147,10 +147,10 @@ def test_parts_at_the_top_are_one_save(mount: Mount) -> None:
 def test_metadata_of_savers_on_other_nodes_completes_nothing(mount: Mount) -> None:
     """Each node's mount has the files of its own ranks only."""
     at = mount(writable=True, settle_s=0.0)
-    for folder in ("step-4/", ""):
-        write(at, f"{folder}__0_0.distcp")
-        write(at, f"{folder}.metadata.tmp", b"\x80\x04 __0_0.distcp and __1_0.distcp")
-        os.rename(at.path(f"{folder}.metadata.tmp"), at.path(f"{folder}.metadata"))
+    for directory in ("step-4/", ""):
+        write(at, f"{directory}__0_0.distcp")
+        write(at, f"{directory}.metadata.tmp", b"\x80\x04 __0_0.distcp and __1_0.distcp")
+        os.rename(at.path(f"{directory}.metadata.tmp"), at.path(f"{directory}.metadata"))
         assert at.versions() == []
     assert any("names __1_0.distcp, which is not here" in line for line in at.log)
     write(at, "__1_0.distcp")
@@ -161,7 +161,7 @@ def test_metadata_of_savers_on_other_nodes_completes_nothing(mount: Mount) -> No
     assert at.versions() == ["01"]
 
 
-def test_pointer_that_names_a_folder_says_that_it_is_complete(mount: Mount) -> None:
+def test_pointer_that_names_a_directory_says_that_it_is_complete(mount: Mount) -> None:
     """DeepSpeed and Megatron; the pointer is in the version as well."""
     at = mount(writable=True, settle_s=3600.0)
     write(at, "args.json", b"{}")
@@ -233,7 +233,7 @@ def test_program_that_ends_well_without_closing(mount: Mount) -> None:
     assert {name for version in at.versions() for name in at.saved(version)} == {"out.pt", "shell.pt"}
 
 
-def test_store_that_fails_is_told_and_tried_again(mount: Mount) -> None:
+def test_store_that_fails_is_reported_and_tried_again(mount: Mount) -> None:
     at = mount(writable=True)
     at.fault("fail")
     write(at, "a.tmp")
@@ -345,7 +345,7 @@ def test_names(mount: Mount) -> None:
 def test_more_than_fits_in_memory_goes_to_the_disk(mount: Mount, tmp_path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
-    at = mount(writable=True, spool_bytes=4 * MIB, spool_folder=os.fspath(spool))
+    at = mount(writable=True, spool_bytes=4 * MIB, spool_directory=os.fspath(spool))
     data = os.urandom(7 * MIB)
     for name in ("a", "b"):
         write(at, f"step-1/{name}", data)

@@ -16,7 +16,7 @@ import time
 import pytest
 
 MIB = 1 << 20
-MOST_GROWTH_BYTES = 40 * MIB
+MAX_GROWTH_BYTES = 40 * MIB
 
 # Appends numbered lines until it has written so much, and says how long the slowest write took.
 WRITER = """
@@ -62,10 +62,10 @@ class Tailing:
             assert self.process.stderr.readline() == b"bootrun: ready\n"
             os.set_blocking(self.process.stderr.fileno(), False)
 
-    def write(self, most_bytes, pause_s=0.0):
+    def write(self, max_bytes, pause_s=0.0):
         for name, path in self.logs.items():
             self.writers[name] = subprocess.Popen(
-                [sys.executable, "-c", WRITER, path, name, str(most_bytes), str(pause_s)], stdout=subprocess.PIPE
+                [sys.executable, "-c", WRITER, path, name, str(max_bytes), str(pause_s)], stdout=subprocess.PIPE
             )
 
     def wait_writers(self):
@@ -160,19 +160,19 @@ def read_until_end(fd):
 
 
 @pytest.mark.parametrize(
-    "most_bytes", [pytest.param(8 * MIB, id="8MiB"), pytest.param(100 * MIB, id="100MiB", marks=pytest.mark.slow)]
+    "max_bytes", [pytest.param(8 * MIB, id="8MiB"), pytest.param(100 * MIB, id="100MiB", marks=pytest.mark.slow)]
 )
-def test_much_output_with_a_fast_reader(tailing, reading, most_bytes):
+def test_much_output_with_a_fast_reader(tailing, reading, max_bytes):
     write_fd, shown_path, reader = reading
     one = tailing(write_fd, names=("0", "1"))
     os.close(write_fd)
-    one.write(most_bytes)
+    one.write(max_bytes)
     lines, _, _ = one.wait_writers()
     one.finish()
     report = one.end()
     assert reader.wait(30) == 0
     assert report["note"] == ""
-    assert report["grown_bytes"] < MOST_GROWTH_BYTES
+    assert report["grown_bytes"] < MAX_GROWTH_BYTES
     assert report["longest_round_s"] < 2
     check_lines(shown_path.read_bytes(), lines)
 
@@ -189,7 +189,7 @@ def test_a_console_that_nobody_reads(tailing, pipe):
     shown = read_until_end(read_fd)
     left = count_logged(one) - (len(shown) - len(b"[3]:") * shown.count(b"\n"))
     assert f": {left} bytes of output of ranks 3, 7 were not shown; they are in " in report["note"]
-    assert report["grown_bytes"] < MOST_GROWTH_BYTES
+    assert report["grown_bytes"] < MAX_GROWTH_BYTES
     assert 1.5 < report["finish_s"] < 10
     assert os.read(one.process.stderr.fileno(), 65536) == f"bootrun: {report['note']}\n".encode()
 
@@ -239,7 +239,7 @@ def test_bootrun_stopped_and_continued(tailing, tmp_path):
     one.finish()
     report = one.end()
     assert report["note"] == ""
-    assert report["grown_bytes"] < MOST_GROWTH_BYTES
+    assert report["grown_bytes"] < MAX_GROWTH_BYTES
     check_lines(shown_path.read_bytes(), lines)
 
 
@@ -320,7 +320,7 @@ def test_a_full_disk(tailing, tmp_path, small_disk, where):
 
 @pytest.mark.system
 @pytest.mark.parametrize("way", ["off", "on"])
-def test_what_a_full_log_disk_does_not_take_is_told_once_and_the_job_goes_on(bootrun, script, small_disk, way):
+def test_what_a_full_log_disk_does_not_take_is_reported_once_and_the_job_goes_on(bootrun, script, small_disk, way):
     """Output of the rank and of a process that it has forked; events lie elsewhere."""
     path = script(
         "import os\nfor _ in range(300): print('x' * 9999)\n"

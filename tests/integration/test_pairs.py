@@ -29,8 +29,8 @@ print("world", os.environ["WORLD_SIZE"])
 """
 
 
-def events_of(folder: Path, name: str) -> list[dict]:
-    lines = [line for path in folder.rglob("agent-*") for line in path.read_text().splitlines()]
+def events_of(directory: Path, name: str) -> list[dict]:
+    lines = [line for path in directory.rglob("agent-*") for line in path.read_text().splitlines()]
     return [event for line in lines if (event := json.loads(line)).get("name") == name]
 
 

@@ -23,9 +23,9 @@ from bootseer.peers import PeerStore, health, peer, write_peers
 from bootseer.peers.auth import origin_id
 from bootseer.peers.health import State
 from bootseer.peers.spans import SPAN_BYTES, ObjectName, cut, owners
-from bootseer.peers.store import SpanSums
+from bootseer.peers.store import SpanChecksums
 from bootseer.storage import RangeReader, RangeRequest
-from bootseer.storage.below import Below
+from bootseer.storage.below import SubdirectoryStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.testing.faulty_peer import PeerFault
 from bootseer.tree.reading import StoreBlocks
@@ -36,7 +36,7 @@ from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 MIB = 1 << 20
 FILES = {name: random.Random(name).randbytes(9 * MIB + 321) for name in ("packs/one", "packs/two.bin")}
 TREE = make_tree(48)
-SHORT_S = 0.5  # what a peer gets here
+SHORT_S = 1.0  # what a peer gets here; healthy ones are not late on a busy machine
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers get little time."""
     monkeypatch.setattr(peer, "BEGIN_S", SHORT_S)
     monkeypatch.setattr(peer, "STALL_S", SHORT_S)
-    for name in ("LEAST_LATE_S", "FIRST_LATE_S", "MOST_LATE_S"):
+    for name in ("MIN_LATE_S", "FIRST_LATE_S", "MAX_LATE_S"):
         monkeypatch.setattr(health, name, 2 * SHORT_S)
 
 
@@ -198,7 +198,7 @@ def test_a_slow_store_does_not_make_its_owner_late(
 ) -> None:
     """A sign of life says that it waits as well: nobody else asks the store for the same."""
     monkeypatch.setattr(peer, "BEGIN_S", SHORT_S)
-    monkeypatch.setattr("bootseer.peers.server.BEAT_S", 0.1)
+    monkeypatch.setattr("bootseer.peers.server.KEEPALIVE_S", 0.1)
     server.plan = [HttpFault(HttpKind.SLOW, delay_s=3 * SHORT_S)]
     with PeerNodes(tmp_path, server.url, 3) as nodes:
 
@@ -210,7 +210,9 @@ def test_a_slow_store_does_not_make_its_owner_late(
     assert served(server) == SIZE
 
 
-def test_what_is_missing_or_short_is_told_as_the_store_tells_it(server: FaultyHttpServer, tmp_path: Path) -> None:
+def test_what_is_missing_or_short_is_reported_as_the_store_tells_it(
+    server: FaultyHttpServer, tmp_path: Path
+) -> None:
     with PeerNodes(tmp_path, server.url, 3) as nodes:
 
         async def main() -> None:
@@ -310,7 +312,7 @@ def test_a_peer_that_fails_is_bypassed(server: FaultyHttpServer, tmp_path: Path,
                 assert found["late"] + found["lost"] > 0
                 assert found["lies"] == 0
             # Two peers at most, and the store; what else it takes is this machine's.
-            assert time.monotonic() - begin_s < 2 * 2 * SHORT_S + 5.0
+            assert time.monotonic() - begin_s < 2 * 2 * SHORT_S + 30.0
 
         run(main)
         assert served(server) < 2.5 * SIZE
@@ -441,7 +443,7 @@ def test_unpackers_find_liars_as_well(tmp_path: Path) -> None:
         liar = nodes.owner(next(iter(packs)))
         liar.server.fault = PeerFault.LIES
         store = nodes.store(next(number for number in range(3) if nodes[number] is not liar))
-        blocks = StoreBlocks(Below(store, "env"), TREE.index)
+        blocks = StoreBlocks(SubdirectoryStore(store, "env"), TREE.index)
         assert_right(dict(blocks.read_blocks(range(TREE.count))), TREE)
         assert store._helpers.health.state(liar.id) is State.STRUCK
         assert store.statistics()["lies"] == 1
@@ -471,7 +473,7 @@ def test_who_gave_what_the_store_has_is_no_liar(tmp_path: Path) -> None:
 def test_spans_with_known_digests_are_verified_here(server: FaultyHttpServer, tmp_path: Path) -> None:
     data = FILES["packs/one"]
     digests = [hashlib.sha256(data[at : at + SPAN_BYTES]).digest() for at in range(0, len(data), SPAN_BYTES)]
-    sums = {"packs/one": SpanSums(len(data), tuple(digests))}
+    sums = {"packs/one": SpanChecksums(len(data), tuple(digests))}
     with PeerNodes(tmp_path, server.url, 3) as nodes:
         liar = nodes.owner("packs/one", len(digests) - 1)  # the last one, which is shorter
         liar.server.fault = PeerFault.LIES
@@ -482,7 +484,7 @@ def test_spans_with_known_digests_are_verified_here(server: FaultyHttpServer, tm
             await read_all(store, names=["packs/one"])
             assert store.statistics()["lies"] == 1
             await store.aclose()
-            wrong = {"packs/one": SpanSums(len(data), (b"x" * 32, *digests[1:]))}
+            wrong = {"packs/one": SpanChecksums(len(data), (b"x" * 32, *digests[1:]))}
             store = nodes.store(own, sums=wrong)
             with pytest.raises(DigestMismatch, match="packs/one"):
                 await store.read_into("packs/one", 0, memoryview(bytearray(len(data))))

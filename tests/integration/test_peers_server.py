@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from bootseer import aio
+from bootseer.errors import Unavailable
 from bootseer.own_module import command_of
 from bootseer.peers import wire, write_peers
-from bootseer.peers.auth import Greeting, Session
+from bootseer.peers.auth import Handshake, Session
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
+from bootseer.peers.spool import Spool
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests import support
 from tests.peer_nodes import KEY, PeerNode, PeerNodes
@@ -109,7 +111,7 @@ class Client:
         answer = self.head()
         assert answer is not None
         assert answer.status == 200
-        greeting = Greeting(own, other, nonce, wire.read_nonce(answer.headers))
+        greeting = Handshake(own, other, nonce, wire.read_nonce(answer.headers))
         assert greeting.is_server(KEY, answer.headers["bootseer-proof"])
         return greeting.session(key)
 
@@ -142,6 +144,53 @@ def test_who_knows_the_key_gets_bytes(nodes: PeerNodes) -> None:
             client.ask(session, nodes, start, end)
             assert client.status() == 206
             assert client.body(end - start) == DATA[start:end]
+
+
+def test_a_read_without_a_thread_costs_one_connection(nodes: PeerNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_call: object) -> None:
+        raise Unavailable("no thread could be started")
+
+    with Client(nodes[1]) as client, Client(nodes[1]) as other:
+        session, others = client.greet(), other.greet()
+        client.ask(session, nodes)
+        assert client.status() == 206 and client.body(1000) == DATA[:1000]
+        monkeypatch.setattr("bootseer.peers.server.cached_share", lambda *_: 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(aio._io, "submit", refuse)
+            client.ask(session, nodes)
+            assert client.status() == 206 and client.body(1000) == b""
+        other.ask(others, nodes)
+        assert other.status() == 206 and other.body(1000) == DATA[:1000]
+    assert count(nodes[1], "failed") == 1
+
+
+def test_an_unexpected_error_costs_one_connection(nodes: PeerNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    with Client(nodes[1]) as client, Client(nodes[1]) as other:
+        session, others = client.greet(), other.greet()
+        with monkeypatch.context() as patch:
+            patch.setattr("bootseer.peers.server.open_store", fail)
+            client.ask(session, nodes)
+            assert client.head() is None
+        other.ask(others, nodes)
+        assert other.status() == 206 and other.body(1000) == DATA[:1000]
+    assert count(nodes[1], "failed") == 1
+
+
+def test_a_fetch_that_fails_unexpectedly_is_an_answer(nodes: PeerNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with Client(nodes[1]) as client:
+        session = client.greet()
+        with monkeypatch.context() as patch:
+            patch.setattr(Spool, "write", fail)
+            client.ask(session, nodes)
+            assert client.status() == 502
+        client.ask(session, nodes)
+        assert client.status() == 206 and client.body(1000) == DATA[:1000]
 
 
 def test_another_secret_is_refused(nodes: PeerNodes) -> None:
@@ -185,7 +234,7 @@ def test_a_request_cannot_be_changed(nodes: PeerNodes, change: dict[str, str]) -
     with Client(nodes[1]) as client:
         session = client.greet()
         if "own" in change:
-            session = Greeting(change["own"], "node1", b"1" * 32, b"2" * 32).session(KEY)
+            session = Handshake(change["own"], "node1", b"1" * 32, b"2" * 32).session(KEY)
         client.ask(session, nodes, **change)  # type: ignore[arg-type]
         assert client.status() == 403
 
@@ -200,7 +249,7 @@ def test_a_request_cannot_be_changed(nodes: PeerNodes, change: dict[str, str]) -
 def test_only_objects_of_the_job_can_be_asked(
     nodes: PeerNodes, server: FaultyHttpServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootseer.peers.server.TOLD_S", 0.0)
+    monkeypatch.setattr("bootseer.peers.server.REGISTER_S", 0.0)
     with Client(nodes[1]) as client:
         session = client.greet()
         client.ask(session, nodes, path=path)
@@ -225,7 +274,7 @@ def test_who_asks_before_this_node_has_named_the_store_waits_for_it(nodes: PeerN
 def test_a_store_that_this_node_never_names_is_waited_for_once(
     nodes: PeerNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootseer.peers.server.TOLD_S", 0.1)
+    monkeypatch.setattr("bootseer.peers.server.REGISTER_S", 0.1)
     with Client(nodes[1]) as client:
         session = client.greet()
         client.ask(session, nodes, origin="0" * 32)
@@ -270,8 +319,8 @@ def test_strangers_are_refused(nodes: PeerNodes, data: bytes, status: int) -> No
 
 
 def test_who_says_nothing_is_dropped(nodes: PeerNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.peers.server.GREET_S", 0.2)
-    monkeypatch.setattr("bootseer.peers.server.MOST_STRANGERS", 3)
+    monkeypatch.setattr("bootseer.peers.server.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("bootseer.peers.server.MAX_UNAUTHENTICATED", 3)
     clients = [Client(nodes[1]) for _ in range(6)]
     try:
         support.wait_until(lambda: count(nodes[1], "refused") == 3)
@@ -307,8 +356,8 @@ def test_a_client_that_goes_away_does_not_stop_what_it_began(nodes: PeerNodes, s
 # ---- the process ---------------------------------------------------------------------------------------------
 
 
-def start(node: PeerNode, folder: Path, *more: str) -> subprocess.Popen[str]:
-    argv = command_of("bootseer.peers.serve", node.path, "--spool", str(folder / "spool"))
+def start(node: PeerNode, directory: Path, *more: str) -> subprocess.Popen[str]:
+    argv = command_of("bootseer.peers.serve", node.path, "--spool", str(directory / "spool"))
     return subprocess.Popen(
         [*argv, "--address", "127.0.0.1", *more],
         stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ SECONDS = 3.0
 FLOOD_BYTES = 200 * 10**6
 # A rank that waited for bootrun would show a step as long as the disturbance, 2 s and more.
 LONGEST_STEP_S = 1.0
-MOST_RSS_BYTES = 100 * 2**20
+MAX_RSS_BYTES = 100 * 2**20
 
 
 @pytest.mark.slow
@@ -31,10 +31,10 @@ def test_ranks_go_on_when_the_log_disk_is_full(tmp_path: os.PathLike[str]) -> No
     check("disk_full", os.fspath(tmp_path))
 
 
-def check(name: str, folder: str) -> None:
-    job = pressure.SCENARIOS[name](folder, SECONDS, FLOOD_BYTES)
+def check(name: str, directory: str) -> None:
+    job = pressure.SCENARIOS[name](directory, SECONDS, FLOOD_BYTES)
     steps = job.steps()
     assert len(steps) > 100
     assert max(steps) < LONGEST_STEP_S
     assert statistics.median(steps) < 0.05
-    assert job.peak_bytes < MOST_RSS_BYTES
+    assert job.peak_bytes < MAX_RSS_BYTES

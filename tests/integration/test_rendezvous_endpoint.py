@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.rendezvous.endpoint import Verdict, is_loopback, owns, plain_address, try_to_host
+from launcher.rendezvous.endpoint import HostVerdict, is_loopback, owns, plain_address, try_to_host
 from launcher.rendezvous.messages import Started, Succeeded, Welcome, World
 from launcher.rendezvous.resolve import Address, address_literal, resolve
 from tests import support
@@ -68,13 +69,13 @@ def listened(bound_to: list[socket.socket]) -> set[str]:
 
 def test_what_the_endpoint_names_is_listened_on_and_no_more() -> None:
     bound = try_to_host("127.0.0.1", [LOOPBACK], 0, False)
-    assert bound.verdict is Verdict.HOST and bound.listener is not None
+    assert bound.verdict is HostVerdict.HOST and bound.listener is not None
     assert listened(bound.listener.sockets) == {"127.0.0.1"}
     bound.listener.close()
 
 
 def test_a_foreign_endpoint_is_not_ours_unless_ordered(free_port: int) -> None:
-    assert try_to_host("192.0.2.1", [FOREIGN], free_port, False).verdict is Verdict.NOT_OURS
+    assert try_to_host("192.0.2.1", [FOREIGN], free_port, False).verdict is HostVerdict.NOT_OWN
     bound = try_to_host("192.0.2.1", [FOREIGN], free_port, True)  # behind address translation
     assert bound.listener is not None
     assert listened(bound.listener.sockets) <= {"::", "0.0.0.0"}
@@ -96,7 +97,7 @@ def test_two_hosts_race_and_one_wins(free_port: int) -> None:
     second = try_to_host("127.0.0.1", [LOOPBACK], free_port, False)
     wide = try_to_host("thishost", [LOOPBACK], free_port, False)
     assert first.listener is not None
-    assert second.verdict is wide.verdict is Verdict.TAKEN
+    assert second.verdict is wide.verdict is HostVerdict.TAKEN
     assert str(free_port) in second.reason
     first.listener.close()
 
@@ -118,6 +119,20 @@ def test_names_are_looked_up_in_a_child(bed: Bed) -> None:
     bed.until(lambda: len(answers) == 3)
     assert sum(bool(addresses) for addresses, _ in answers) <= 1
     assert all(bool(addresses) != bool(reason) for addresses, reason in answers)
+
+
+def test_without_another_process_there_is_an_answer(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    answers: list[tuple[list[Address], str]] = []
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", refuse)
+        question = resolve(bed.loop, "no-such-host.invalid", lambda *answer: answers.append(answer))
+    assert (question, answers, os.listdir("/proc/self/fd")) == (None, [], before)
+    bed.until(lambda: answers)
+    assert answers == [([], "no process can be started: Resource temporarily unavailable")]
 
 
 def test_a_look_up_can_be_given_up(bed: Bed) -> None:
@@ -153,7 +168,7 @@ class TestPortGivenAway:
                     assert accepted.recv(1) == b"x"
             self.check_alive(bed, server, nodes)
             # Taken back before rank 0 is gone: tried until it works.
-            server.coordinator.resume_listening()
+            server.coordinator.set_listening(True)
             bed.run_for(0.3)
         late = Node(bed, settings(server.port, is_host=False), make_join(2, rank=1))
         bed.until(lambda: late.told)
@@ -176,7 +191,7 @@ class TestPortGivenAway:
             for _ in range(3):
                 bed.until(closed_one)
             assert late.lost == [] and late.told == []
-        server.coordinator.resume_listening()
+        server.coordinator.set_listening(True)
         bed.until(lambda: late.told)
 
     @pytest.mark.slow
@@ -203,7 +218,7 @@ class TestPortGivenAway:
             assert late.lost == [] and late.told == [] and process.poll() is None
         finally:
             process.communicate(timeout=20)
-        server.coordinator.resume_listening()
+        server.coordinator.set_listening(True)
         bed.until(lambda: late.told)
         self.check_alive(bed, server, nodes)
 
@@ -260,7 +275,7 @@ class TestNamespaces:
         )
         assert said.splitlines() == ["host 10.9.1.1", "host 10.9.2.1", "not ours"]
 
-    def test_ranks_are_told_an_address_of_this_node(self, program: support.Programs) -> None:
+    def test_ranks_are_reported_an_address_of_this_node(self, program: support.Programs) -> None:
         """Whatever the endpoint is: its own, a service's, the same under a name, a name that is loopback here."""
         said = self.run(
             program,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -10,10 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher.rendezvous import coordinator
 from launcher.rendezvous.coordinator import Limits
 from launcher.rendezvous.messages import Environment, Join, Ping, Refused, Welcome, World
 from launcher.rendezvous.wire import MAGIC, PROTOCOL, Established, Reply, Wire
+from tests import support
 from tests.integration.rendezvous_parts import SECRET, Bed, Node, Server, make_join, raw, settings
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @pytest.fixture
@@ -280,7 +285,7 @@ def test_a_refusal_arrives_before_the_connection_closes(bed: Bed) -> None:
 
 
 def test_strangers_beyond_the_room_wait_or_make_room(bed: Bed) -> None:
-    server = Server(bed, limits=Limits(most_pending=20, goodbye_s=1.0))
+    server = Server(bed, limits=Limits(max_pending=20, goodbye_s=1.0))
     socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
     try:
         bed.until(lambda: server.count("accepted") == 20)
@@ -292,3 +297,38 @@ def test_strangers_beyond_the_room_wait_or_make_room(bed: Bed) -> None:
     finally:
         for sock in socks:
             sock.close()
+
+
+# With a limit of 200, no setting of this user can allow more than 200 open files.
+FEW_FILES = """
+import json, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from launcher.rendezvous.messages import World
+from tests.integration.rendezvous_parts import Bed, Node, Server, make_join, settings
+bed = Bed()
+server = Server(bed)
+nodes = [Node(bed, settings(server.port, is_host=False), make_join(number)) for number in range(2)]
+bed.until(lambda: all(node.last(World) for node in nodes))
+bed.close()
+print(json.dumps(bed.lines))
+"""
+
+
+def test_nodes_join_where_few_files_may_be_open(program: support.Programs) -> None:
+    done = program(*support.python("-c", FEW_FILES), deadline_s=60, env={"PYTHONPATH": TOP})
+    assert done.status == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+def test_nodes_for_which_no_file_is_left_are_reported(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "raise_file_limit", lambda: 2)
+    server = Server(bed)
+    first = Node(bed, settings(server.port, is_host=False), make_join(0))
+    bed.until(lambda: first.last(Welcome))
+    waiting = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    bed.until(lambda: bed.lines)
+    bed.run_for(0.2)
+    (line,) = bed.lines
+    assert line.startswith("warning: no more nodes can connect: the limit of 2 open files is reached; ")
+    for sock in waiting:
+        sock.close()

@@ -62,10 +62,10 @@ class TestListing:
     def test_names_are_one_however_they_are_written(self) -> None:
         assert normalize("Foo__Bar.-baz") == normalize("foo-bar-baz") == "foo-bar-baz"
 
-    def test_the_first_of_a_name_counts_and_missing_folders_do_not(self, tmp_path: Path) -> None:
-        for folder, name in (("a", "One-1.dist-info"), ("b", "one-2.dist-info"), ("b", "two-1.dist-info")):
-            (tmp_path / folder / name).mkdir(parents=True)
-        path = [os.fspath(tmp_path / folder) for folder in ("a", "none", "b")]
+    def test_the_first_of_a_name_counts_and_missing_directories_do_not(self, tmp_path: Path) -> None:
+        for directory, name in (("a", "One-1.dist-info"), ("b", "one-2.dist-info"), ("b", "two-1.dist-info")):
+            (tmp_path / directory / name).mkdir(parents=True)
+        path = [os.fspath(tmp_path / directory) for directory in ("a", "none", "b")]
         assert list_names(path) == ["one==1", "two==1"]
 
     def test_it_agrees_with_importlib(self, bed: Bed) -> None:
@@ -115,12 +115,12 @@ class TestProbe:
             ("#!/bin/sh\nexec head -c 9000000 /dev/zero\n", "too much output"),
         ],
     )
-    def test_an_interpreter_that_fails_is_told(self, bed: Bed, tmp_path: Path, program: str, why: str) -> None:
+    def test_an_interpreter_that_fails_is_reported(self, bed: Bed, tmp_path: Path, program: str, why: str) -> None:
         identity, probe = ask(bed, write_program(tmp_path / "python", program))
         assert identity.digest == "" and why in identity.why
         assert probe.found is None
 
-    def test_no_interpreter_is_told(self, bed: Bed) -> None:
+    def test_no_interpreter_is_reported(self, bed: Bed) -> None:
         assert ask(bed, "/no/such/python")[0] == Identity(
             "", "cannot run /no/such/python: No such file or directory"
         )

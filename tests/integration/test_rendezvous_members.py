@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.rendezvous.coordinator import Limits
-from launcher.rendezvous.messages import Finish, GaveUp, Leave, Note, Refused, Started, Welcome, World
+from launcher.rendezvous.messages import DroppedFromJob, Finish, Leave, Note, Refused, Started, Welcome, World
 from tests import support
 from tests.integration import rendezvous_parts
 from tests.integration.rendezvous_parts import SECRET, Bed, Node, Server, make_join, settings
@@ -53,7 +53,7 @@ class TestMeeting:
         nodes = [Node(bed, settings(free_port, secret=secret), make_join(n, 3)) for n in range(3)]
         bed.until(lambda: all(node.last(World) for node in nodes))
         assert [node.last(World).group_rank for node in nodes] == [0, 1, 2]
-        assert sum(node.member._coordinator is not None for node in nodes) == 1
+        assert sum(node.member.is_local for node in nodes) == 1
         for node in nodes:
             node.succeed()
         bed.until(lambda: all(node.last(Finish) for node in nodes))
@@ -82,14 +82,14 @@ class TestMeeting:
         bed.until(lambda: node.last(Welcome))
         bed.until(lambda: server.host.job.statistics()["nodes"] == 0)
 
-    def test_nobody_there_is_told_with_the_reason(self, bed: Bed, free_port: int) -> None:
+    def test_nobody_there_is_reported_with_the_reason(self, bed: Bed, free_port: int) -> None:
         node = Node(bed, settings(free_port, is_host=False, join_timeout_s=0.5), make_join(1))
         bed.until(lambda: node.lost, 3.0)
         assert node.lost == [
             f"no coordinator at 127.0.0.1:{free_port} within 0.5 s (join_timeout): connection refused"
         ]
 
-    def test_a_name_that_nobody_knows_is_told(self, bed: Bed, free_port: int) -> None:
+    def test_a_name_that_nobody_knows_is_reported(self, bed: Bed, free_port: int) -> None:
         node = Node(
             bed, settings(free_port, join_timeout_s=1.0)._replace(host="no-such-host.invalid"), make_join(1)
         )
@@ -105,10 +105,10 @@ class TestMeeting:
     def test_static_is_hosted_by_node_rank_0(self, bed: Bed, free_port: int) -> None:
         first = Node(bed, settings(free_port, backend="static"), make_join(1, rank=1))
         bed.run_for(0.2)
-        assert first.member._coordinator is None
+        assert not first.member.is_local
         second = Node(bed, settings(free_port, backend="static"), make_join(0, rank=0))
         bed.until(lambda: first.last(World) and second.last(World))
-        assert second.member._coordinator is not None
+        assert second.member.is_local
 
     def test_the_hosts_address_is_the_endpoints_name(self, bed: Bed, free_port: int) -> None:
         nodes = [Node(bed, settings(free_port)._replace(host="localhost"), make_join(n)) for n in range(2)]
@@ -174,7 +174,7 @@ class TestLosses:
         server.coordinator._drop(next(iter(server.coordinator._members.values())))
         bed.until(lambda: node.lost)
         assert f"the coordinator at 127.0.0.1:{server.port} is gone: it closed the connection" in node.lost[0]
-        assert "and nobody listens there any more" in node.lost[0]
+        assert "and nothing listens there any more" in node.lost[0]
 
     def test_the_host_leaves_and_says_why(self, bed: Bed, free_port: int) -> None:
         nodes = [Node(bed, settings(free_port), make_join(n)) for n in range(2)]
@@ -190,13 +190,13 @@ class TestLosses:
         node = Node(bed, settings(server.port, is_host=False, **quick), make_join(1))
         bed.until(lambda: node.last(Welcome))
         # Deaf: its loop does not look any more.
-        bed.loop.remove_reader(server.coordinator._epoll.fileno())
+        bed.loop.remove_reader(server.coordinator._poll.fileno())
         began_s = time.monotonic()
         bed.until(lambda: node.lost, 5.0)
         assert time.monotonic() - began_s > 1.3
-        assert "although its machine answers; the ranks of this node go on" in bed.lines[-1]
-        assert f"nothing was heard of the coordinator at 127.0.0.1:{server.port} for 2 s" in node.lost[0]
-        bed.loop.add_reader(server.coordinator._epoll.fileno(), server.coordinator._on_events)
+        assert "although its machine answers; the ranks of this node continue" in bed.lines[-1]
+        assert f"no message from the coordinator at 127.0.0.1:{server.port} for 2 s" in node.lost[0]
+        bed.loop.add_reader(server.coordinator._poll.fileno(), server.coordinator._poll.poll)
 
     def test_standing_still_oneself_loses_nobody(self, bed: Bed) -> None:
         server = Server(bed, limits=Limits(heartbeat_s=1.0, goodbye_s=0.5))
@@ -240,7 +240,7 @@ class TestProcesses:
             began_s = time.monotonic()
             node.wait(6.0)
             assert time.monotonic() - began_s < 6.0
-            assert "nothing was heard of the coordinator" in told(node, "lost")[0][1]
+            assert "no message from the coordinator" in told(node, "lost")[0][1]
         finally:
             host.signal(signal.SIGKILL)
             host.process.wait()
@@ -357,13 +357,13 @@ class TestCutConnections:
         assert sum(isinstance(m, Note) and m.text == "said meanwhile" for m in nodes[1].told) == 1
         assert {node.last(Finish).status for node in nodes} == {0}
 
-    def test_who_is_not_back_in_time_joins_anew(self, bed: Bed) -> None:
+    def test_who_is_not_back_in_time_joins_again(self, bed: Bed) -> None:
         """Of an elastic job, which goes on without it at once."""
         server = Server(bed, least=1)
         relay, nodes = self.start(bed, server, least=1)
         relay.cut()
         bed.until(lambda: nodes[0].last(World).group_world_size == 1)
-        bed.until(lambda: nodes[1].last(GaveUp))
+        bed.until(lambda: nodes[1].last(DroppedFromJob))
         nodes[1].member.rejoin(40007)
         bed.until(lambda: nodes[0].last(World).group_world_size == 2)
         bed.until(lambda: nodes[1].last(World).attempt == nodes[0].last(World).attempt == 2)
@@ -376,5 +376,5 @@ class TestCutConnections:
         relay._target = other.port
         relay.cut()
         bed.until(lambda: nodes[1].last(Refused))
-        assert "the job of this node has ended, another one is at its place" in nodes[1].last(Refused).reason
+        assert "the job of this node has ended, and another job uses its endpoint" in nodes[1].last(Refused).reason
         assert other.count("members") == 0

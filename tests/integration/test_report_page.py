@@ -13,12 +13,12 @@ from bench.report_browser import Browser, find_browser
 from bench.report_job import Plan, Planted, write_job
 from bootseer.cli import report_job
 from bootseer.events import Event
-from bootseer.startup.analysis import analyse_job
-from bootseer.startup.page import make_page
-from bootseer.startup.report import Report, make_report
-from bootseer.startup.text import report_text
+from bootseer.report.analysis import analyse_job
+from bootseer.report.page import make_page
+from bootseer.report.report import Report, make_report
+from bootseer.report.text import report_text
 from tests.support import wait_until
-from tests.unit.bootseer.startup.made_jobs import event, in_order, span, started
+from tests.unit.bootseer.report.made_jobs import event, in_order, span, started
 
 pytestmark = [
     pytest.mark.skipif(
@@ -36,11 +36,11 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def show(browser: Browser, folder: Path, plan: Plan) -> tuple[Report, float]:
+def show(browser: Browser, directory: Path, plan: Plan) -> tuple[Report, float]:
     browser.problems.clear()
-    job = report_job.load(write_job(os.fspath(folder), plan))
+    job = report_job.load(write_job(os.fspath(directory), plan))
     report = make_report(job, 0)
-    path = folder / "page.html"
+    path = directory / "page.html"
     path.write_bytes(make_page(job.attempts[0], report))
     return report, browser.open(os.fspath(path))
 

@@ -42,9 +42,9 @@ REPLAY = (
 AS_HOST = 'hostname "$0" && exec "$@"'
 
 
-def events(folder: str) -> list[dict[str, Any]]:
+def events(directory: str) -> list[dict[str, Any]]:
     """What the nodes have written, each in its order."""
-    paths = sorted(Path(folder).glob("logs-*/*/events/agent-*.jsonl"))
+    paths = sorted(Path(directory).glob("logs-*/*/events/agent-*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
@@ -134,7 +134,7 @@ def test_each_step_is_taken_once(
     assert all(page["stages"]["post_mortem_s"] > 0.001 for page in pages.values())
     text = (run_dir / "failure-4.txt").read_text()
     assert "done       restart 5 of 20 (--max-restarts)\n           rollback: 5 failures in a row\n" in text
-    assert "           rollback on n0: it ended well after " in text and "\n  rollback " in text
+    assert "           rollback on n0: it succeeded after " in text and "\n  rollback " in text
 
 
 def test_a_post_mortem_that_hangs_costs_its_time(bootrun: support.Programs, script: Callable[..., str]) -> None:
@@ -145,7 +145,7 @@ def test_a_post_mortem_that_hangs_costs_its_time(bootrun: support.Programs, scri
         script("import os, time\nos.environ['RANK'] == '1' or time.sleep(600)\nraise SystemExit(3)"),
     )
     assert run.status == 1
-    assert "post-mortem: it was ended, as it took longer than 0.3 s after 0." in run.stderr
+    assert "post-mortem: it was stopped, as it took longer than 0.3 s after 0." in run.stderr
     assert run.seconds < 10
 
 
@@ -161,7 +161,7 @@ def test_a_signal_ends_a_step_and_the_job(bootrun: support.Programs, script: Cal
         script("raise RuntimeError('loss is nan')"),
     )
     support.wait_until(lambda: os.path.exists(f"{job.dir}/began"))
-    support.wait_until(lambda: "restart ladder: rollback" in shown(job.pid))
+    support.wait_until(lambda: "escalation ladder: rollback" in shown(job.pid))
     job.signal(signal.SIGTERM)
     assert job.wait(20).status == 143
 

@@ -6,9 +6,12 @@ import glob
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from tests import support
+from tests.support import BOOTRUN, Programs
 
 Script = Callable[..., str]
 
@@ -95,3 +98,27 @@ def test_who_is_slow_to_end_is_still_the_first_that_failed(bootrun: support.Prog
     with open(found, encoding="utf-8") as file:
         page = json.load(file)
     assert (page["rank"], page["status"]) == (1, 3), page
+
+
+DIES_LATE = """
+import os, time
+time.sleep(1)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    os._exit(3)
+"""
+
+
+def test_nothing_is_imported_between_a_failure_and_the_next_attempt(program: Programs, tmp_path: Path) -> None:
+    """What handles a failure is imported while ranks run, as each import would delay the restart."""
+    (tmp_path / "train.py").write_text(DIES_LATE)
+    words = [BOOTRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", tmp_path / "train.py"]
+    job = program.start(sys.executable, "-X", "importtime", *words)
+    out = job.wait()
+    assert out.status == 0
+    lines = out.stderr.splitlines()
+    starts = next(number for number, line in enumerate(lines) if "attempt 1 starts" in line)
+    ready = max(
+        number for number, line in enumerate(lines[:starts]) if line.endswith(" launcher.rules.node_rules")
+    )
+    late = [line for line in lines[ready:starts] if line.startswith("import time:") and " launcher." in line]
+    assert late[1:] == []  # the first one is that of `ready`

@@ -20,8 +20,8 @@ import os, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 def say(text):
     print(text, flush=True)
-def wait(path, most_s=40):
-    end = time.monotonic() + most_s
+def wait(path, max_s=40):
+    end = time.monotonic() + max_s
     while not os.path.exists(path) and time.monotonic() < end:
         time.sleep(0.02)
 """
@@ -42,8 +42,8 @@ def job(bootrun: support.Programs, rules: str) -> tuple[Any, ...]:
     return ("--standalone", "--nproc-per-node", 2, "--config", path, "--log-dir", "logs", "--shutdown-timeout", 2)
 
 
-def events(folder: str, name: str) -> list[dict[str, Any]]:
-    files = [file for file in Path(folder).glob("logs*/*/events/*.jsonl") if file.name != "run.jsonl"]
+def events(directory: str, name: str) -> list[dict[str, Any]]:
+    files = [file for file in Path(directory).glob("logs*/*/events/*.jsonl") if file.name != "run.jsonl"]
     found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [event for event in found if event["name"] == name]
 
@@ -67,8 +67,8 @@ def test_a_metric_restarts_the_job_and_goes_into_the_report(
     assert event["attrs"] == {"rule": "loss", "class": "", "action": "restart", "of_rank": 1}
     values = {(each["attempt"], each["rank"]): each["value"] for each in events(bootrun.dir, "rule_metric")}
     assert values[0, 1] == 1e9 and values[0, 0] == 2.5
-    (folder,) = Path(bootrun.dir).glob("logs/*/events")
-    report = program(support.SCRIPTS + "/bootseer", "report", folder, "--attempt", 0)
+    (directory,) = Path(bootrun.dir).glob("logs/*/events")
+    report = program(support.SCRIPTS + "/bootseer", "report", directory, "--attempt", 0)
     assert report.status == 0, report.stderr
     assert f"{told} (restart)" in report.stdout
 
@@ -115,9 +115,9 @@ action = "restart"
     flags = job(bootrun, rules)
     running = bootrun.start(*flags, "-r", "1", "--tee", 2, path)
     told = (
-        "rule 'steps': rank 0: no line that fits again within 1 s of the last",
-        "rule 'everything' is switched off for this attempt: it fits 40 of the 41 lines of rank 1",
-        "rule 'endless' is switched off for this attempt: it takes too long on what rank ",
+        "rule 'steps': rank 0: no further matching line within 1 s of the last",
+        "rule 'everything' disabled for this attempt: it matches 40 of the 41 lines of rank 1",
+        "rule 'endless' disabled for this attempt: it takes too long on the output of rank ",
         "rule 'disk-full' (resource): rank ",
     )
     support.wait_until(lambda: all(line in running.stderr for line in told), 20, repr(told))
@@ -133,10 +133,10 @@ action = "restart"
     ("rules", "status", "told"),
     [
         ("[[rule]]\nname = 'a'\npattern = '('\n", 1, "[[rule]] 1 (a) pattern: is no regular expression"),
-        ("[[rule]]\nname = 'a'\npattern = 'x'\n", 0, "rules cannot see what ranks print on stdout and stderr"),
+        ("[[rule]]\nname = 'a'\npattern = 'x'\n", 0, "rules cannot read output on stdout and stderr"),
     ],
 )
-def test_what_is_told_before(
+def test_what_is_reported_before(
     bootrun: support.Programs, script: Script, rules: str, status: int, told: str
 ) -> None:
     Path(bootrun.dir, "go").touch()
@@ -165,6 +165,6 @@ def test_two_nodes(bootrun: support.Programs, script: Script, free_port: int) ->
     runs = [program.wait(60) for program in programs]
     assert [run.status for run in runs] == [0, 0], runs
     for run in runs:
-        assert run.stderr.count("error: rule 'steps': no line that fits again within 1 s of the last") == 1
+        assert run.stderr.count("error: rule 'steps': no further matching line within 1 s of the last") == 1
     (event,) = events(bootrun.dir, "rule_broken")
     assert event["attrs"] == {"rule": "steps", "class": "", "action": "restart"}

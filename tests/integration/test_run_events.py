@@ -17,11 +17,19 @@ import pytest
 from bench import hosts as scenarios
 from bench import netns
 from bootseer.events import EVENTS_DROPPED, RANK_EXITED, Event, read_events, run_events_path
-from launcher.rendezvous.codec import MOST_EVENTS_BYTES
+from launcher.coordinator.run_events import RunEvents
+from launcher.coordinator.run_file import RunFile
+from launcher.rendezvous.codec import MAX_EVENTS_BYTES
 from launcher.rendezvous.event_batch import pack
-from launcher.rendezvous.messages import EventBatch, EventsDropped, Finish, GaveUp, WantEvents, Welcome, World
-from launcher.run_events import RunEvents
-from launcher.run_file import RunFile
+from launcher.rendezvous.messages import (
+    DroppedFromJob,
+    EventBatch,
+    EventsDropped,
+    Finish,
+    WantEvents,
+    Welcome,
+    World,
+)
 from tests import support
 from tests.integration.rendezvous_parts import Bed, Node, Server, make_join, settings
 
@@ -66,8 +74,8 @@ class Nodes:
         """What the nodes' own files hold."""
         return [
             event
-            for folder in self.folders
-            for path in sorted(folder.glob("*.jsonl"))
+            for directory in self.folders
+            for path in sorted(directory.glob("*.jsonl"))
             if os.fspath(path) != self.run_path
             for event in read_events(os.fspath(path))
         ]
@@ -145,11 +153,11 @@ if os.environ["RANK"] == "1":
         assert {event.name for event in events if event.rank == 0} >= {"script", RANK_EXITED}
 
     def test_files_of_older_runs_and_half_written_lines(self, nodes: Nodes, script: Script) -> None:
-        for folder in nodes.folders:
-            folder.mkdir()
+        for directory in nodes.folders:
+            directory.mkdir()
             host = os.uname().nodename
             for name in (f"agent-{host}", "rank-0-attempt-0-" + host, "rank-1-attempt-0-" + host):
-                (folder / f"{name}.jsonl").write_text('{"v":1,"name":"older"}\n{"v":1,"run_id":"job","na')
+                (directory / f"{name}.jsonl").write_text('{"v":1,"name":"older"}\n{"v":1,"run_id":"job","na')
         runs = nodes.run(script(TRAINS))
         assert [run.status for run in runs] == [0, 0], runs
         events = nodes.of_run()
@@ -175,7 +183,7 @@ if os.environ["RANK"] == "1":
         runs = nodes.run(script(TRAINS))
         assert [run.status for run in runs] == [0, 0], runs
         assert time.monotonic() - began_s < 20.0
-        assert "run.jsonl lacks events: the disk took nothing for 1 s" in runs[0].stderr
+        assert "run.jsonl lacks events: the disk accepted no data for 1 s" in runs[0].stderr
         assert "lacks" not in runs[1].stderr
 
     def test_without_the_coordinator_the_nodes_own_files_hold_everything(
@@ -282,7 +290,7 @@ class TestHostileNodes:
         pair = [Node(bed, settings(server.port, is_host=False), make_join(number)) for number in range(2)]
         bed.until(lambda: all(node.last(World) and node.last(WantEvents) is not None for node in pair))
         bomb = zlib.compress(bytes(60 << 20), 9)
-        assert len(bomb) <= MOST_EVENTS_BYTES
+        assert len(bomb) <= MAX_EVENTS_BYTES
         send = pair[1].member.send
         send(self.batch(self.line("one", node="node0"), self.line("no", run_id="other"), b"junk", b"[" * 9000))
         send(self.batch(self.line("x"))._replace(data=bomb, raw_bytes=1 << 20))
@@ -309,7 +317,7 @@ class TestHostileNodes:
         assert node.last(WantEvents) is None
         node.member.send(self.batch(self.line("x")))
         bed.until(lambda: server.count("ended") == 1)
-        bed.until(lambda: node.last(GaveUp))
+        bed.until(lambda: node.last(DroppedFromJob))
 
     def test_events_after_the_end_are_taken_and_nothing_else_is(
         self, bed: Bed, events: RunEvents, tmp_path: Path
@@ -343,7 +351,7 @@ class TestHostileNodes:
         node = Node(bed, settings(server.port, is_host=False), make_join(1, 1))
         bed.until(lambda: node.last(World))
         [fd] = server.coordinator._peers
-        server.coordinator._epoll.unregister(fd)
+        server.coordinator._poll.remove(fd)
         noise = self.batch(*(os.urandom(8000).replace(b"\n", b"x") for _ in range(6)))
         count = 0
         while node.member.can_ship:
@@ -352,8 +360,8 @@ class TestHostileNodes:
             count += 1
             assert count < 2000
         connection = node.member._connection
-        assert connection is not None and len(connection._queue) < 2 * MOST_EVENTS_BYTES
-        server.coordinator._epoll.register(fd, 1)
+        assert connection is not None and len(connection._queue) < 2 * MAX_EVENTS_BYTES
+        server.coordinator._poll.add(fd)
         bed.until(lambda: node.member.can_ship)
         node.succeed()
         bed.until(lambda: node.last(Finish))

@@ -18,10 +18,10 @@ import glob, json, os, signal, sys, time
 import bootseer
 from bootseer import aio
 from bootseer.checkpoint import opening
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.source import Request
-from bootseer.checkpoint.writer import write_version
-from bootseer.storage.local import LocalStore
+from bootseer.checkpoint.io.inputs import MemoryInput
+from bootseer.checkpoint.io.source import Request
+from bootseer.checkpoint.writing.writer import write_version
+from bootseer.storage.local.store import LocalStore
 
 rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 step, weights = 0, bytearray(3 << 20)
@@ -57,22 +57,22 @@ for step in range(step + 1, 31):
 """
 
 
-def loaded(folder: Path, name: str) -> dict[str, Any]:
-    return json.loads((folder / name).read_text())  # type: ignore[no-any-return]
+def loaded(directory: Path, name: str) -> dict[str, Any]:
+    return json.loads((directory / name).read_text())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("fork", ["on", "off"])
 @pytest.mark.parametrize("has_arena", [True, False], ids=["arena", "store"])
 def test_a_job_resumes_from_its_newest_save(has_arena: bool, fork: str, bootrun: support.Programs) -> None:
-    folder, before = Path(bootrun.dir), shm.files()
-    (folder / "train.py").write_text(TRAIN.replace("RUIN", str(has_arena)))
-    (folder / "ckpt").mkdir()
+    directory, before = Path(bootrun.dir), shm.files()
+    (directory / "train.py").write_text(TRAIN.replace("RUIN", str(has_arena)))
+    (directory / "ckpt").mkdir()
     run = bootrun(
         "--nproc-per-node", "2", "--max-restarts", "1", "--fork-ranks", fork, "--shutdown-timeout", "5",
         "--load-checkpoint", "ckpt", *(("--arena-bytes", "16MiB") if has_arena else ()), "train.py",
     )  # fmt: skip
     assert run.status == 0, run.stderr
-    resumed = [loaded(folder, f"from-1-{rank}") for rank in range(2)]
+    resumed = [loaded(directory, f"from-1-{rank}") for rank in range(2)]
     assert resumed[0] == resumed[1]
     assert resumed[0]["first"] == 20 and resumed[0]["sum"] == 20 * (3 << 20) // 4096
     assert resumed[0]["source"] == "ArenaSource"

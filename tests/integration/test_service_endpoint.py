@@ -66,15 +66,15 @@ def hosts() -> Iterator[netns.Hosts]:
 
 def start(hosts: netns.Hosts, number: int, endpoint: str, *flags: str, known: str = "") -> subprocess.Popen[bytes]:
     """bootrun on a host; `known`: what its /etc/hosts says beside localhost."""
-    folder, host = hosts.folder, hosts.hosts[number]
+    directory, host = hosts.folder, hosts.hosts[number]
     for name, text in (("rank.py", RANK), (f"hosts-{number}", f"127.0.0.1 localhost\n{known}\n")):
-        with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+        with open(f"{directory}/{name}", "w", encoding="utf-8") as file:
             file.write(text)
     argv = [sys.executable, "-m", "launcher", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
-    argv += ["--nnodes", "2", "--node-rank", str(number), "--log-dir", f"{folder}/logs{number}", *flags]
-    shell = ["sh", "-c", f'mount --bind {folder}/hosts-{number} /etc/hosts; exec "$@"', "sh"]
-    environ = {**support.clean_environ(), "FOLDER": folder, "PYTHONPATH": os.getcwd()}
-    return host.start([*shell, *argv, f"{folder}/rank.py"], environ, f"{folder}/out{number}")
+    argv += ["--nnodes", "2", "--node-rank", str(number), "--log-dir", f"{directory}/logs{number}", *flags]
+    shell = ["sh", "-c", f'mount --bind {directory}/hosts-{number} /etc/hosts; exec "$@"', "sh"]
+    environ = {**support.clean_environ(), "FOLDER": directory, "PYTHONPATH": os.getcwd()}
+    return host.start([*shell, *argv, f"{directory}/rank.py"], environ, f"{directory}/out{number}")
 
 
 def check(hosts: netns.Hosts, nodes: list[subprocess.Popen[bytes]], *names: str) -> None:
@@ -125,23 +125,23 @@ def test_a_name_that_is_a_loopback_address_only_here(hosts: netns.Hosts) -> None
     ],
     ids=["localhost", "ipv4", "ipv6", "static-0", "static-1"],
 )
-def test_an_endpoint_that_is_this_host_alone_is_told_at_once(
+def test_an_endpoint_that_is_this_host_alone_is_reported_at_once(
     bootrun: support.Programs, script: Callable[..., str], free_port: int, flags: tuple[str, ...]
 ) -> None:
     words = [word.format(port=free_port) for word in flags]
     node = bootrun.start("--nnodes", 2, *words, script(""))
-    support.wait_until(lambda: "is this host alone" in node.stderr, 8.0)
-    [line] = [line for line in node.stderr.splitlines() if "is this host alone" in line]
+    support.wait_until(lambda: "reaches only this host" in node.stderr, 8.0)
+    [line] = [line for line in node.stderr.splitlines() if "reaches only this host" in line]
     assert "warning: " in line and str(free_port) in line
 
 
-def test_an_endpoint_that_refuses_is_told_within_seconds(
+def test_an_endpoint_that_refuses_is_reported_within_seconds(
     bootrun: support.Programs, script: Callable[..., str], free_port: int
 ) -> None:
     words = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-conf", "is_host=false")
     node = bootrun.start("--nnodes", 2, *words, script(""))
-    support.wait_until(lambda: "nobody can be reached" in node.stderr, 10.0)
-    told = [line for line in node.stderr.splitlines() if "nobody can be reached" in line]
+    support.wait_until(lambda: "no coordinator is reachable" in node.stderr, 10.0)
+    told = [line for line in node.stderr.splitlines() if "no coordinator is reachable" in line]
     assert len(told) == 1
     assert f"127.0.0.1:{free_port} yet: connection refused" in told[0]
     assert told[0].startswith("bootrun: warning: ")

@@ -17,14 +17,15 @@ import pytest
 
 from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import workload_key
-from bootseer.mounts.tree_mount import unmount_tree
-from bootseer.mounts.tree_traces import PAYLOAD_TYPE as TRACE_TYPE
+from bootseer.mounts.tree_daemon.mount import unmount_tree
+from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE as TRACE_TYPE
 from bootseer.tree.index import BLOCK_UNITS
 from bootseer.tree.index import decode as decode_index
 from bootseer.trust import parse
 from tests import support
+from tests.campaign import IS_FULL
 from tests.integration.mounted_trees import need_mounts
-from tests.integration.setup_jobs import SCRIPT, Machine, agent_events, keepers_end, setup_span
+from tests.integration.setup_jobs import SCRIPT, Machine, agent_events, services_end, setup_span
 from tests.made_wheels import make_wheel
 from tests.support import lacking, wait_until
 
@@ -34,7 +35,7 @@ UNPACK = ("--env-way", "there,unpack")
 DEADLINE_S = 90.0
 
 
-KILLS = 20 if os.environ.get("BOOTSEER_CAMPAIGN") == "full" else 4
+KILLS = 20 if IS_FULL else 4
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def start(machine: Machine, bootrun: support.Programs, tmp_path: Path) -> Iterat
         return bootrun.start(*argv, machine.script, env={**machine.environ, **(env or {})})
 
     yield start
-    keepers_end()
+    services_end()
 
 
 Start = Callable[..., support.Program]
@@ -66,10 +67,10 @@ def test_second_start_takes_what_the_first_one_installed(machine: Machine, start
     assert first.status == 0, first.stderr
     assert f"rank 0 has 1.0 of {machine.venv}" in first.stdout
     assert machine.count() == 1
-    keepers_end()
+    services_end()
     assert len(machine.snapshots()) == 1, first.stderr
     assert setup_span(tmp_path / "logs1").attrs["how"] == "installed"
-    assert "environment is kept" in first.stderr or "still being published" in first.stderr
+    assert "environment is stored" in first.stderr or "continues publishing" in first.stderr
 
     machine.renew()
     second = start(*UNPACK).wait(DEADLINE_S)
@@ -102,7 +103,7 @@ def test_what_pip_leaves_is_compiled_before_ranks_start(machine: Machine, start:
         job = start(*UNPACK, store=os.fspath(store), env=environ).wait(DEADLINE_S)
         assert job.status == 0, job.stderr
         assert "found True" in job.stdout
-        keepers_end()
+        services_end()
         compiled[number] = sorted(machine.venv.rglob("small*/**/*.pyc"))
         (record,) = machine.venv.rglob("small-*/RECORD")
         assert (".pyc" in record.read_text()) == (variable == "1")
@@ -130,7 +131,7 @@ def test_mounted_where_that_can_be(
     monkeypatch.setenv("BOOTSEER_RUNTIME", f"{tmp_path}/run")
     machine.environ["BOOTSEER_RUNTIME"] = f"{tmp_path}/run"
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     machine.renew()
     before = sorted(machine.venv.rglob("*"))
     second = start("--env-way", "mount").wait(DEADLINE_S)
@@ -174,7 +175,7 @@ def test_what_its_builder_reads_first_other_nodes_prefetch(machine: Machine, sta
     }
     assert small and small <= set(trace.hot())
     assert trace.runs == 1
-    keepers_end()
+    services_end()
     machine.renew()
     second = start("--fork-ranks", "on", *UNPACK).wait(DEADLINE_S)
     assert second.status == 0, second.stderr
@@ -183,7 +184,7 @@ def test_what_its_builder_reads_first_other_nodes_prefetch(machine: Machine, sta
 
 def test_changed_requirements_are_installed(machine: Machine, start: Start) -> None:
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     make_wheel(machine.wheels, "small", "2.0")
     machine.requirements.write_text("small==2.0\n")
     machine.renew()
@@ -193,15 +194,15 @@ def test_changed_requirements_are_installed(machine: Machine, start: Start) -> N
     assert machine.count() == 2
 
 
-def test_what_is_too_old_is_set_up_anew(machine: Machine, start: Start, tmp_path: Path) -> None:
+def test_what_is_too_old_is_set_up_again(machine: Machine, start: Start, tmp_path: Path) -> None:
     """Also what was restored here later: it is as old as its snapshot."""
     day = ("--env-max-age", "86400", *UNPACK)
     assert start(*day).wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     machine.renew()
     assert start(*day).wait(DEADLINE_S).status == 0
     assert setup_span(tmp_path / "logs2").attrs["how"] == "unpack"
-    wait_until(lambda: not [p for p in support.processes() if "bootseer.env.settling" in p.command], 30)
+    wait_until(lambda: not [p for p in support.processes() if "bootseer.env.restore.sync" in p.command], 30)
     (marker,) = (machine.folder / "cache").glob("**/env/there/*.json")
     (snapshot,) = machine.snapshots()
     assert marker.stat().st_mtime < snapshot.stat().st_mtime + 1
@@ -241,14 +242,14 @@ def test_shell_script_for_ranks_that_are_no_python(
         run = bootrun(*flags, "/bin/cat", target / "file", env=machine.environ, deadline_s=DEADLINE_S)
         assert run.status == 0, run.stderr
         assert run.stdout == "hi\n"
-        keepers_end()
+        services_end()
         shutil.rmtree(target)
     assert machine.count() == 1
 
 
 def test_settings_of_a_file(machine: Machine, bootrun: support.Programs) -> None:
-    folder = Path(bootrun.dir)
-    (folder / "bootseer.toml").write_text(
+    directory = Path(bootrun.dir)
+    (directory / "bootseer.toml").write_text(
         f'[setup]\ncommands = ["{machine.pip}"]\ninputs = ["{machine.requirements}"]\n[env]\n'
         f'store = "{machine.store}"\n'
     )
@@ -256,7 +257,7 @@ def test_settings_of_a_file(machine: Machine, bootrun: support.Programs) -> None
     assert run.status == 0, run.stderr
     assert "settings of bootseer.toml" in run.stderr
     assert "has 1.0" in run.stdout
-    keepers_end()
+    services_end()
     assert len(machine.snapshots()) == 1
 
 
@@ -273,9 +274,9 @@ def test_what_became_of_the_environment_is_in_the_log_when_the_job_is_over(
     machine: Machine, start: Start, tmp_path: Path
 ) -> None:
     run = start(*UNPACK).wait(DEADLINE_S)
-    keepers_end()
+    services_end()
     (log,) = (tmp_path / "logs1").glob("*/setup.log")
-    assert "the environment is kept" in log.read_text() + run.stderr
+    assert "the environment is stored" in log.read_text() + run.stderr
 
 
 def test_without_a_store_set_up_runs_once_a_node(machine: Machine, start: Start, tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ def test_eight_at_once_run_it_once(machine: Machine, start: Start) -> None:
         assert run.status == 0, run.stderr
         assert "has 1.0" in run.stdout
     assert machine.count() == 1
-    keepers_end()
+    services_end()
     assert len(machine.snapshots()) == 1
 
 
@@ -314,7 +315,7 @@ def test_eight_nodes_at_once_with_one_key_run_it_once(
         assert run.status == 0, run.stderr
         assert "has 1.0" in run.stdout
     assert machine.count() == 1, "\n".join(job.stderr for job in jobs)
-    keepers_end()
+    services_end()
     assert len(machine.snapshots()) == 1
 
 
@@ -401,7 +402,7 @@ def test_store_that_can_be_nowhere_is_an_error(machine: Machine, start: Start) -
 
 def test_hostile_snapshot_is_refused_and_set_up_runs(machine: Machine, start: Start) -> None:
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     (snapshot,) = machine.snapshots()
     snapshot.write_bytes(snapshot.read_bytes()[:-20] + b"x" * 20)
     for pack in machine.store.glob("trees/*/packs/*"):
@@ -415,7 +416,7 @@ def test_hostile_snapshot_is_refused_and_set_up_runs(machine: Machine, start: St
 
 def test_damaged_blocks_are_never_shown(machine: Machine, start: Start) -> None:
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     for pack in machine.store.glob("trees/*/packs/*"):
         pack.write_bytes(b"\xff" * pack.stat().st_size)
     machine.renew()
@@ -431,7 +432,7 @@ def test_store_that_can_only_be_read(machine: Machine, start: Start, tmp_path: P
     if os.geteuid() != 0:
         lacking("mounts need root")
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     subprocess.run(["mount", "--bind", machine.store, machine.store], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", machine.store], check=True)
     try:
@@ -447,7 +448,7 @@ def test_store_that_can_only_be_read(machine: Machine, start: Start, tmp_path: P
         assert "has 2.0" in run.stdout
         assert "Read-only file system" in run.stderr
     finally:
-        keepers_end()
+        services_end()
         subprocess.run(["umount", machine.store], check=True)
 
 
@@ -462,10 +463,10 @@ def test_full_disk_of_the_store(machine: Machine, start: Start, tmp_path: Path) 
         run = start(*UNPACK, store=os.fspath(full)).wait(DEADLINE_S)
         assert run.status == 0, run.stderr
         assert "has 1.0" in run.stdout
-        keepers_end()
+        services_end()
         assert list(full.glob("keys/*/env-*.json")) == []
     finally:
-        keepers_end()
+        services_end()
         subprocess.run(["umount", full], check=True)
 
 
@@ -480,7 +481,7 @@ def test_builders_that_are_killed_fail_no_job(machine: Machine, start: Start) ->
         job = start("--setup-wait", "60", *UNPACK)
         time.sleep(chance.uniform(0.2, 3.0))  # not for something to happen: the moment is what is tested
         for process in support.descendants(job.pid):
-            if process.command.endswith("bootseer.env.setup_keeper"):
+            if process.command.endswith("bootseer.env.service.main"):
                 try:
                     os.kill(process.pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -488,11 +489,11 @@ def test_builders_that_are_killed_fail_no_job(machine: Machine, start: Start) ->
         run = job.wait(DEADLINE_S)
         assert run.status == 0, run.stderr
         assert "has 1.0" in run.stdout
-        keepers_end()
+        services_end()
     machine.renew()
     run = start("--setup-wait", "60", *UNPACK).wait(DEADLINE_S)
     assert run.status == 0, run.stderr
-    keepers_end()
+    services_end()
     assert len(machine.snapshots()) == 1, run.stderr
     machine.renew()
     count = machine.count()
@@ -506,7 +507,7 @@ def test_commands_are_in_no_argument_list(machine: Machine, start: Start) -> Non
     mark = machine.folder / "begun"
     job = start("--setup", f"touch {mark}; sleep 2; : {sys.executable} token-of-mine")
     wait_until(mark.exists, 60, "set-up")
-    keepers = [p for p in support.descendants(job.pid) if "setup_keeper" in p.command]
-    assert keepers
-    assert not [keeper for keeper in keepers if "token-of-mine" in keeper.command]
+    services = [p for p in support.descendants(job.pid) if "bootseer.env.service.main" in p.command]
+    assert services
+    assert not [service for service in services if "token-of-mine" in service.command]
     assert job.wait(DEADLINE_S).status == 0

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from bootseer.own_module import command_of
-from tests.integration.setup_jobs import Machine, keepers_end
+from tests.integration.setup_jobs import Machine, services_end
 from tests.made_wheels import make_wheel
 from tests.support import MARK, clean_environ, wait_until
 
@@ -30,13 +30,13 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]
 DEADLINE_S = 90.0
 
 
-class Keeper:
+class Service:
     """One that has been told what the job wants."""
 
     def __init__(self, machine: Machine, command: str, *, target: Path | None = None, **more: Any) -> None:
         ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            command_of("bootseer.env.setup_keeper"),
+            command_of("bootseer.env.service.main"),
             stdin=theirs.fileno(),
             env=environ_of(machine),
             cwd=machine.folder,
@@ -97,12 +97,12 @@ def environ_of(machine: Machine) -> dict[str, str]:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     yield Machine(tmp_path / "node")
-    keepers_end()
+    services_end()
 
 
 @contextmanager
-def keeper(machine: Machine, command: str, **more: Any) -> Iterator[Keeper]:
-    made = Keeper(machine, command, **more)
+def service(machine: Machine, command: str, **more: Any) -> Iterator[Service]:
+    made = Service(machine, command, **more)
     try:
         yield made
     finally:
@@ -121,7 +121,7 @@ def installed(machine: Machine) -> list[str]:
 
 def publish(machine: Machine, command: str, **more: Any) -> dict[str, Any]:
     """A start on a new node; its answer."""
-    with keeper(machine, command, **more) as one:
+    with service(machine, command, **more) as one:
         one.wait("looked")
         answer = one.build()
     assert answer["did"] == "published", (answer, one.said)
@@ -134,8 +134,8 @@ def publish(machine: Machine, command: str, **more: Any) -> dict[str, Any]:
 def test_what_another_job_has_installed_meanwhile_is_no_part_of_what_a_key_says(machine: Machine) -> None:
     make_wheel(machine.wheels, "other", "1.0")
     with (
-        keeper(machine, pip(machine, "small==1.0")) as first,
-        keeper(machine, pip(machine, "small==1.0", "other==1.0")) as second,
+        service(machine, pip(machine, "small==1.0")) as first,
+        service(machine, pip(machine, "small==1.0", "other==1.0")) as second,
     ):
         first.wait("looked")
         key = second.wait("looked")["key"]
@@ -146,7 +146,7 @@ def test_what_another_job_has_installed_meanwhile_is_no_part_of_what_a_key_says(
         assert installed(machine) == ["other-1.0.dist-info", "small-1.0.dist-info"]
     assert len(machine.snapshots()) == 1
     assert not list(machine.store.glob(f"keys/{key}/env-*.json"))
-    with keeper(machine, pip(machine, "small==1.0", "other==1.0")) as third:
+    with service(machine, pip(machine, "small==1.0", "other==1.0")) as third:
         assert third.wait("looked")["tree"] == ""
         third.ask("own", tree="")
         assert third.wait("ready")["how"] == "there", "its own run is known by the key that it then had"
@@ -158,7 +158,7 @@ def test_two_restores_at_one_target_are_never_mixed(machine: Machine) -> None:
     for command in commands:
         publish(machine, command)
         machine.renew()
-    with keeper(machine, commands[0]) as first, keeper(machine, commands[1]) as second:
+    with service(machine, commands[0]) as first, service(machine, commands[1]) as second:
         trees = [each.wait("looked")["tree"] for each in (first, second)]
         assert all(trees)
         first.ask("use", tree=trees[0])
@@ -168,7 +168,7 @@ def test_two_restores_at_one_target_are_never_mixed(machine: Machine) -> None:
         second.ask("use", tree=trees[1])
         answer = second.wait("fetched", "unfetched")
         assert answer["did"] == "unfetched"
-        assert "was changed since" in answer["why"]
+        assert ": changed since" in answer["why"]
         assert installed(machine) == ["small-1.0.dist-info"]
         second.ask("own", tree="")
         assert second.wait("ready")["how"] == "installed"
@@ -180,7 +180,7 @@ def test_what_was_in_place_is_looked_at_again(machine: Machine, ways: tuple[str,
     make_wheel(machine.wheels, "small", "2.0")
     command = pip(machine, "small==1.0")
     tree = publish(machine, command)["tree"]
-    with keeper(machine, command, ways=ways) as first, keeper(machine, pip(machine, "small==2.0")) as second:
+    with service(machine, command, ways=ways) as first, service(machine, pip(machine, "small==2.0")) as second:
         assert first.wait("looked")["tree"] == tree
         second.wait("looked")
         second.ask("own", tree="")
@@ -194,7 +194,7 @@ def test_what_changes_while_other_nodes_are_waited_for_is_seen(machine: Machine)
     make_wheel(machine.wheels, "small", "2.0")
     command = pip(machine, "small==1.0")
     tree = publish(machine, command)["tree"]
-    with keeper(machine, command) as first, keeper(machine, pip(machine, "small==2.0")) as second:
+    with service(machine, command) as first, service(machine, pip(machine, "small==2.0")) as second:
         first.wait("looked")
         second.wait("looked")
         first.ask("use", tree=tree)
@@ -213,7 +213,7 @@ def test_inputs_that_change_are_not_published_under_the_key_of_the_old_ones(mach
     make_wheel(machine.wheels, "small", "2.0")
     begun, go = machine.folder / "begun", machine.folder / "go"
     command = f"touch {begun}; while [ ! -e {go} ]; do sleep 0.05; done; {pip(machine, '-r requirements.txt')}"
-    with keeper(machine, command) as one:
+    with service(machine, command) as one:
         one.wait("looked")
         if moment == "before":
             machine.requirements.write_text("small==2.0\n")
@@ -231,7 +231,7 @@ def test_inputs_that_change_are_not_published_under_the_key_of_the_old_ones(mach
     else:
         assert answer["did"] == "published", "pip has read the new ones, and so the key is theirs"
     machine.requirements.write_text("small==1.0\n")
-    with keeper(machine, command) as next_one:
+    with service(machine, command) as next_one:
         next_one.wait("looked")
         next_one.ask("own", tree="")
         assert next_one.wait("ready")["how"] == "installed", "nobody asked for 2.0 under this key"
@@ -255,7 +255,7 @@ def half(machine: Machine) -> str:
 
 
 def fail_half_way(machine: Machine) -> None:
-    with keeper(machine, half(machine)) as one:
+    with service(machine, half(machine)) as one:
         one.wait("looked")
         one.ask("build", is_urgent=True)
         one.wait("failed")
@@ -265,29 +265,29 @@ def fail_half_way(machine: Machine) -> None:
 
 def test_what_a_failed_set_up_has_left_is_never_missing_in_what_is_kept(machine: Machine) -> None:
     fail_half_way(machine)
-    with keeper(machine, half(machine)) as again:
-        assert "did not end" in again.wait("looked")["why"], "another node may build"
+    with service(machine, half(machine)) as again:
+        assert "did not finish" in again.wait("looked")["why"], "another node may build"
         answer = again.build()
         assert answer["did"] == "unpublished"
         assert str(machine.venv) in answer["why"]
     assert machine.snapshots() == []
-    with keeper(machine, half(machine)) as third:
+    with service(machine, half(machine)) as third:
         third.wait("looked")
         third.ask("own", tree="")
         assert third.wait("ready")["how"] == "there", "it is no reason to run set-up at each start"
     make_wheel(machine.wheels, "other", "1.0")
-    with keeper(machine, f"{half(machine)} other==1.0") as on_top:
+    with service(machine, f"{half(machine)} other==1.0") as on_top:
         on_top.wait("looked")
         assert on_top.build()["did"] == "unpublished"
 
 
-def test_a_target_that_was_made_anew_is_kept_again(machine: Machine) -> None:
+def test_a_target_that_was_made_again_is_kept_again(machine: Machine) -> None:
     fail_half_way(machine)
     shutil.rmtree(machine.venv)
     shutil.copytree(machine.pristine, machine.venv, symlinks=True)
     publish(machine, half(machine))
     machine.renew()
-    with keeper(machine, half(machine)) as fresh:
+    with service(machine, half(machine)) as fresh:
         tree = fresh.wait("looked")["tree"]
         fresh.ask("use", tree=tree)
         fresh.wait("fetched")
@@ -298,7 +298,7 @@ def test_a_target_that_was_made_anew_is_kept_again(machine: Machine) -> None:
 
 def test_set_up_that_failed_and_changed_nothing_can_be_kept_when_it_works(machine: Machine) -> None:
     command = pip(machine, "-r requirements.txt", "late==1.0")
-    with keeper(machine, command) as one:
+    with service(machine, command) as one:
         one.wait("looked")
         one.ask("build", is_urgent=True)
         one.wait("failed")
@@ -311,7 +311,7 @@ def test_what_is_in_place_is_not_when_set_up_of_another_one_failed_over_it(machi
     command = pip(machine, "small==1.0")
     publish(machine, command)
     fail_half_way(machine)
-    with keeper(machine, command) as one:
+    with service(machine, command) as one:
         one.wait("looked")
         one.ask("own", tree="")
         assert one.wait("ready")["how"] == "installed"
@@ -326,7 +326,7 @@ def test_beforehand_nothing_is_kept_of_what_failed_half_way_either(machine: Mach
             words, env=environ_of(machine), cwd=machine.folder, capture_output=True, text=True, check=False
         )
         assert run.returncode != 0
-        assert ("make the folder anew" in run.stderr) is is_again, run.stderr
+        assert ("recreate the directory" in run.stderr) is is_again, run.stderr
         (machine.folder / "server").touch()
     assert machine.snapshots() == []
 
@@ -345,7 +345,7 @@ def test_one_tree_does_not_go_over_another_of_the_same_key(machine: Machine) -> 
         machine.store.mkdir()
         new = publish(machine, command, target=target)["tree"]
     assert new != old
-    with keeper(machine, command, target=target) as one:
+    with service(machine, command, target=target) as one:
         assert one.wait("looked")["tree"] == old
         assert any("another environment of this key" in line for line in one.said), one.said
         one.ask("use", tree=new)
@@ -356,14 +356,14 @@ def test_one_tree_does_not_go_over_another_of_the_same_key(machine: Machine) -> 
 def test_a_tree_goes_over_what_a_node_made_for_itself_where_nothing_of_that_is_left(machine: Machine) -> None:
     target = machine.place / "tools"
     command = f"mkdir -p {target} && cat /proc/sys/kernel/random/uuid > {target}/file"
-    with keeper(machine, command, target=target) as one:
+    with service(machine, command, target=target) as one:
         one.wait("looked")
         one.ask("own", tree="")
         one.wait("ready")
     with another_node(machine, target):
         tree = publish(machine, command, target=target)["tree"]
         of_that_node = (target / "file").read_text()
-    with keeper(machine, command, target=target) as one:
+    with service(machine, command, target=target) as one:
         assert one.wait("looked")["tree"] == ""
         one.ask("use", tree=tree)
         one.wait("fetched")
@@ -376,11 +376,11 @@ def test_a_tree_goes_over_what_a_node_made_for_itself_where_nothing_of_that_is_l
 def another_node(machine: Machine, target: Path) -> Iterator[None]:
     """At the same paths; what this one has is aside meanwhile."""
     cache = machine.folder / "cache"
-    keepers_end()  # what brings it to disk writes to the cache
+    services_end()  # what brings it to disk writes to the cache
     for path in (target, cache):
         path.rename(f"{path}-aside")
     yield
-    keepers_end()
+    services_end()
     for path in (target, cache):
         shutil.rmtree(path)
         Path(f"{path}-aside").rename(path)
@@ -405,7 +405,7 @@ def test_no_password_or_token_of_the_stores_address_is_shown(machine: Machine, t
         serving.start()
         try:
             url = f"http://me:hunter2word@127.0.0.1:{server.server_port}/envs?sig=tokenoftokens"
-            with keeper(machine, pip(machine, "small==1.0"), store=url) as one:
+            with service(machine, pip(machine, "small==1.0"), store=url) as one:
                 shown = [json.dumps(one.wait("looked"))]
                 one.ask("use", tree="ab" * 32)  # as if another node had found it
                 shown.append(json.dumps(one.wait("unfetched")))

@@ -20,7 +20,7 @@ import pytest
 
 from bench import netns
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from tests.integration.setup_jobs import Machine, keepers_end
+from tests.integration.setup_jobs import Machine, services_end
 from tests.made_wheels import make_wheel
 from tests.support import BOOTRUN, clean_environ, lacking
 
@@ -37,7 +37,7 @@ def two_hosts() -> Iterator[netns.Hosts]:
         lacking(reason)
     with netns.Hosts(2) as made:
         yield made
-    keepers_end()
+    services_end()
 
 
 class Index:
@@ -95,8 +95,8 @@ class Nodes:
 
     def make_keys(self) -> None:
         """What a store that is not this machine's is believed by."""
-        folder = os.fspath(self.machine.folder / "home" / ".config" / "bootseer" / "keys")
-        self.machine.environ["BOOTSEER_KEYS"] = folder
+        directory = os.fspath(self.machine.folder / "home" / ".config" / "bootseer" / "keys")
+        self.machine.environ["BOOTSEER_KEYS"] = directory
         environ = {name: value for name, value in self.machine.environ.items() if value is not None}
         made = subprocess.run(
             [os.path.join(os.path.dirname(BOOTRUN), "bootseer"), "keys", "make"],
@@ -237,5 +237,5 @@ def test_cut_off_in_mid_restore_while_there_is_a_newer_release(nodes: Nodes) -> 
     both = "\n".join(outputs)
     assert statuses == [0, 0], both
     assert all("has 2.0" in output for output in outputs), both
-    assert all("node2 cannot have the kept environment" in output for output in outputs), both
-    assert all("every node runs set-up for itself" in output for output in outputs), both
+    assert all("node2 cannot fetch the kept environment" in output for output in outputs), both
+    assert all("every node runs set-up itself" in output for output in outputs), both

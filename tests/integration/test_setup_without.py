@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.integration.setup_jobs import Machine, keepers_end
+from tests.integration.setup_jobs import Machine, services_end
 from tests.support import lacking, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 
 UNPACK = ("--env-way", "there,unpack")
 DEADLINE_S = 90.0
-NOT_KEPT = "set-up is run, and what it does is not kept"
+NOT_KEPT = "set-up is run, and its result is not stored"
 NO_FLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,7 +67,7 @@ def start(machine: Machine, bootrun: support.Programs, tmp_path: Path) -> Iterat
         return bootrun.start(*argv, machine.script, env={**machine.environ, **(env or {})})
 
     yield start
-    keepers_end()
+    services_end()
 
 
 # ---- what it is cannot be told ---------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_interpreter_that_answers_with_something_else(machine: Machine, start: S
     (site / "odd.pth").write_text("import os, sys; 'base_probe' in str(sys.orig_argv) and os._exit(9)\n")
     run = start().wait(DEADLINE_S)
     assert run.status == 0, run.stderr
-    assert "does not say what is installed (exit status 9)" in run.stderr and NOT_KEPT in run.stderr
+    assert "did not report what is installed (exit status 9)" in run.stderr and NOT_KEPT in run.stderr
     assert "has 1.0" in run.stdout
     assert machine.snapshots() == []
 
@@ -93,7 +93,7 @@ def test_project_with_more_beside_it_than_can_be_hashed(machine: Machine, start:
     machine.environ["BOOTSEER_WATCH_SETUP"] = "off"  # so that the key has all that the command names
     run = start("--setup", f"false && pip install {project} || true").wait(DEADLINE_S)
     assert run.status == 0, run.stderr
-    assert "bytes: it cannot be hashed" in run.stderr and "what it made is not kept" in run.stderr
+    assert "bytes: it cannot be hashed" in run.stderr and "the result of set-up is not stored" in run.stderr
     assert "has 1.0" in run.stdout
     assert machine.count() == 1
     assert machine.snapshots() == []
@@ -103,7 +103,7 @@ def test_input_that_is_not_there_ends_the_job(machine: Machine, start: Start) ->
     """The user's to mend: nothing is run."""
     run = start("--setup-input", os.fspath(machine.folder / "nothing")).wait(DEADLINE_S)
     assert run.status == 1
-    assert "there is no such file or folder" in run.stderr
+    assert "there is no such file or directory" in run.stderr
     assert machine.count() == 0
 
 
@@ -127,7 +127,7 @@ def test_read_only_root_with_the_environment_on_a_volume(machine: Machine, tmp_p
     environ = {**support.clean_environ(), **{k: v for k, v in machine.environ.items() if v is not None}}
     environ["BOOTSEER_CACHE"] = os.fspath(shut / "cache")
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
-    keepers_end()
+    services_end()
     assert done.returncode == 0, done.stderr
     assert "has 1.0" in done.stdout
 
@@ -148,7 +148,7 @@ def test_file_system_without_locks(machine: Machine, start: Start, tmp_path: Pat
 # ---- nothing waits without bound -------------------------------------------------------------------------------
 
 
-def test_keeper_of_one_of_two_nodes_hangs(start: Start) -> None:
+def test_service_of_one_of_two_nodes_hangs(start: Start) -> None:
     port = support.find_free_port()
     times = ["--rdzv-conf", "join_timeout=24", "--setup-timeout", "20", "--setup-wait", "3"]
     jobs = [start(*times, port=port, rank=rank) for rank in range(2)]
@@ -157,7 +157,7 @@ def test_keeper_of_one_of_two_nodes_hangs(start: Start) -> None:
         found = [
             process.pid
             for process in support.descendants(jobs[1].pid)
-            if "bootseer.env.setup_keeper" in process.command
+            if "bootseer.env.service.main" in process.command
         ]
         for pid in found[:1]:
             os.kill(pid, signal.SIGSTOP)
@@ -166,7 +166,7 @@ def test_keeper_of_one_of_two_nodes_hangs(start: Start) -> None:
     wait_until(stop, 30, "the keeper")
     runs = [job.wait(DEADLINE_S) for job in jobs]
     assert [run.status for run in runs] == [0, 0], "\n".join(run.stderr for run in runs)
-    assert "has said nothing for 8 s" in runs[1].stderr
+    assert "has sent nothing for 8 s" in runs[1].stderr
 
 
 def test_job_of_two_nodes_waits_for_the_set_up_of_another_job(machine: Machine, start: Start) -> None:
@@ -180,7 +180,7 @@ def test_job_of_two_nodes_waits_for_the_set_up_of_another_job(machine: Machine, 
     runs = [job.wait(DEADLINE_S) for job in jobs]
     assert time.monotonic() - began_s > 9
     assert [run.status for run in runs] == [0, 0], "\n".join(run.stderr for run in runs)
-    assert all("another process is at the folder" in run.stderr for run in runs)
+    assert all("waiting for another process that is modifying" in run.stderr for run in runs)
     assert first.wait(DEADLINE_S).status == 0
 
 
@@ -189,13 +189,13 @@ def test_job_of_two_nodes_waits_for_the_set_up_of_another_job(machine: Machine, 
 
 def test_what_is_damaged_is_replaced(machine: Machine, start: Start) -> None:
     assert start().wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     for pack in machine.store.glob("trees/*/packs/*"):
         pack.write_bytes(b"\xff" * pack.stat().st_size)
     for count in (2, 2):
         machine.renew()
         run = start().wait(DEADLINE_S)
-        keepers_end()
+        services_end()
         assert run.status == 0, run.stderr
         assert "has 1.0" in run.stdout
         assert machine.count() == count, run.stderr
@@ -205,11 +205,11 @@ def test_what_is_damaged_is_replaced(machine: Machine, start: Start) -> None:
 def test_what_is_in_its_place_is_used(machine: Machine, start: Start) -> None:
     """Garbage collection does not take what is used daily."""
     assert start().wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     assert list(machine.store.glob("keys/*/used")) == []
     run = start().wait(DEADLINE_S)
-    keepers_end()
-    assert "is in its place already" in run.stderr
+    services_end()
+    assert "is already in place" in run.stderr
     assert len(list(machine.store.glob("keys/*/used"))) == 1
 
 
@@ -217,11 +217,11 @@ def test_node_that_could_not_publish_says_how_to(machine: Machine, start: Start)
     machine.store.rmdir()
     machine.store.write_text("no folder")
     assert start().wait(DEADLINE_S).status == 0
-    keepers_end()
+    services_end()
     machine.store.unlink()
     machine.store.mkdir(mode=0o755)
     run = start().wait(DEADLINE_S)
     assert run.status == 0, run.stderr
-    assert "and the next start, or `bootseer env snapshot`, puts" in run.stderr
+    assert "and the next start, or `bootseer env snapshot`, publishes" in run.stderr
     assert "--rebuild" not in run.stderr  # there is nothing to replace
     assert machine.count() == 1

@@ -59,17 +59,17 @@ HEALTHY = STEPS + "\ntrain(99, lambda: None, 150)\n"
 FLAGS = ("--hang-least", 2, "--log-dir", "logs")
 
 
-def found(folder: str) -> dict[str, Any]:
+def found(directory: str) -> dict[str, Any]:
     """The report for programs."""
-    (path,) = Path(folder).glob("logs/*/standstill-0.json")
+    (path,) = Path(directory).glob("logs/*/standstill-0.json")
     record: dict[str, Any] = json.loads(path.read_text())
-    assert path.with_suffix(".txt").read_text().startswith("the job stands still")
+    assert path.with_suffix(".txt").read_text().startswith("the job hangs")
     return record
 
 
-def page(folder: str) -> dict[str, Any]:
+def page(directory: str) -> dict[str, Any]:
     """The failure's page."""
-    (path,) = Path(folder).glob("logs/*/failure-0.json")
+    (path,) = Path(directory).glob("logs/*/failure-0.json")
     record: dict[str, Any] = json.loads(path.read_text())
     assert (record["class"], record["ranks"]) == ("hang", [1])
     assert "stacks of 2 ranks" in record["stacks"]
@@ -77,7 +77,7 @@ def page(folder: str) -> dict[str, Any]:
     return record
 
 
-def test_by_default_it_is_only_told(bootrun: support.Programs, script: Script) -> None:
+def test_by_default_it_is_only_reported(bootrun: support.Programs, script: Script) -> None:
     program = bootrun.start("--standalone", "--nproc-per-node", 2, *FLAGS, script(SPINS))
     support.wait_until(lambda: "endless" in program.stderr, 60)  # the file comes before
     assert found(bootrun.dir)["ranks"] == [1]
@@ -111,12 +111,12 @@ def test_two_nodes(bootrun: support.Programs, script: Script, free_port: int) ->
     assert [run.status for run in runs] == [0, 0], runs
     kept = [path for node in range(2) for path in Path(bootrun.dir).glob(f"logs{node}/*/standstill-0.json")]
     assert len(kept) == 1, "at the node with rank 0"
-    assert all("the job stands still" in run.stderr for run in runs)
+    assert all("the job hangs" in run.stderr for run in runs)
     record = json.loads(kept[0].read_text())
     does = {tuple(group["ranks"]): group["does"] for group in record["groups"]}
     assert (does[1,]["frames"][0][2], does[1,]["source"]) == ("data_loader", "handler")
     assert does[0,]["frames"][0][2] == "all_reduce"
-    assert "stopping attempt 0: the job stands still" in runs[0].stderr
+    assert "stopping attempt 0: the job hangs" in runs[0].stderr
     assert "data_loader" in runs[0].stderr + runs[1].stderr
 
 
@@ -125,7 +125,7 @@ def test_a_job_without_restarts_ends_by_it(bootrun: support.Programs, script: Sc
     words = ("--standalone", "--nproc-per-node", 2, *FLAGS, "--on-hang", "restart", script(SLEEPS))
     run = bootrun(*words, deadline_s=90)
     assert run.status == 1
-    assert "bootrun: error: the job stands still" in run.stderr
+    assert "bootrun: error: the job hangs" in run.stderr
 
 
 @pytest.mark.parametrize("words", [("--on-hang", "off"), ("--rank-hooks", "off"), ("--events-dir", os.devnull)])
@@ -134,4 +134,4 @@ def test_nothing_is_said_of_what_is_not_watched_or_goes_on(
 ) -> None:
     run = bootrun("--standalone", "--nproc-per-node", 2, *FLAGS, *words, script(HEALTHY), deadline_s=60)
     assert run.status == 0, run.stderr
-    assert "stands still" not in run.stderr
+    assert "the job hangs" not in run.stderr

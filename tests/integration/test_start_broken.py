@@ -68,9 +68,9 @@ class Whole:
         assert {event.stage for event in agent_events(self.job.logs) if event.kind == "end"} >= STAGES
         return run
 
-    def let_die(self, folder: Path, module: str, count: int) -> Path:
+    def let_die(self, directory: Path, module: str, count: int) -> Path:
         """So many processes of this module; a file that is there after the first one has."""
-        hook = folder / "hook"
+        hook = directory / "hook"
         hook.mkdir()
         text = HOOK.replace("MODULE", module).replace("COUNT", f"{count}").replace("MARKER", f"{hook}/died")
         hook.joinpath("sitecustomize.py").write_text(text)
@@ -116,10 +116,10 @@ def test_nothing_is_broken(whole: Whole) -> None:
 @pytest.mark.parametrize(
     ("module", "count", "stages", "how"),
     [
-        ("bootseer.mounts.tree_daemon", 1, [], "mount"),  # another one is started
-        ("bootseer.env.setup_keeper", 1, ["env"], "installed"),
-        ("bootseer.env.setup_keeper_caches", 9, ["caches"], "mount"),
-        ("bootseer.checkpoint.keeper", 1, None, "mount"),  # another one, unless it was to load already
+        ("bootseer.mounts.tree_daemon.process", 1, [], "mount"),  # another one is started
+        ("bootseer.env.service.main", 1, ["env"], "installed"),
+        ("bootseer.env.compile_cache.service", 9, ["caches"], "mount"),
+        ("bootseer.checkpoint.service.service", 1, None, "mount"),  # another one, unless it was to load already
     ],
 )
 def test_processes_that_die_at_once(
@@ -137,7 +137,7 @@ def test_processes_that_die_at_once(
 def test_each_process_that_keeps_the_checkpoint_dies_at_once(whole: Whole, tmp_path: Path) -> None:
     """Of a folder nobody knows then which version is meant; a file is opened by ranks themselves."""
     whole.prepare()
-    died = whole.let_die(tmp_path, "bootseer.checkpoint.keeper", 9)
+    died = whole.let_die(tmp_path, "bootseer.checkpoint.service.service", 9)
     run = whole.job.start(*whole.flags, caches=True, status=1)
     assert died.exists()
     assert re.search("^bootrun: error: --load-checkpoint.*; start the job again", run.stderr, re.MULTILINE)
@@ -156,7 +156,7 @@ def test_the_store_of_environments_is_gone(whole: Whole, free_port: int) -> None
     whole.fell_back("env", "caches")
 
 
-def test_nobody_is_believed_for_the_environment(whole: Whole) -> None:
+def test_nobody_is_trusted_for_the_environment(whole: Whole) -> None:
     """It comes from a web server, and nobody has signed it."""
     whole.prepare()
     files = {f"store/{path.relative_to(whole.job.store)}": path.read_bytes() for path in stored(whole.job.store)}

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from bootseer.storage.page_cache import cached_share, is_in_memory
-from launcher.ranks.record_files import JobKey, make_start_key
-from launcher.ranks.start_plan import FILE, SMALL, Entry
-from launcher.ranks.start_record import read_record, write_record
+from bootseer.linux.page_cache import cached_share, is_in_memory
+from launcher.ranks.start_trace.files import JobKey, make_start_key
+from launcher.ranks.start_trace.plan import FILE, SMALL, PrefetchEntry
+from launcher.ranks.start_trace.record import read_record, write_record
 from tests.support import BOOTRUN, Program, Programs, Run, wait_until
 
 MODULES = 30
@@ -44,7 +44,7 @@ class Job:
     """The same job again and again, with an environment that is a small folder of packages."""
 
     def __init__(self, program: Programs, folder: Path) -> None:
-        self._program, self._folder = program, folder
+        self._program, self._directory = program, folder
         self.site, self.cache, self.go = folder / "site", folder / "cache", folder / "go"
         self._script, self._runs = folder / "train.py", 0
         self.site.mkdir()
@@ -66,7 +66,7 @@ class Job:
         """Begins a run."""
         self.go.unlink(missing_ok=True)
         self._runs += 1
-        self.logs = self._folder / f"logs{self._runs}"
+        self.logs = self._directory / f"logs{self._runs}"
         words = (BOOTRUN, "--log-dir", os.fspath(self.logs), *flags, os.fspath(self._script))
         return self._program.start(
             *words,
@@ -100,7 +100,7 @@ class Job:
         ends = [each for each in self.events() if each["name"] == name and each["kind"] == "end"]
         return ends[0]["attrs"] if ends else {}
 
-    def record(self) -> list[Entry]:
+    def record(self) -> list[PrefetchEntry]:
         """What is recorded."""
         found = read_record(os.fspath(self.cache / "starts"), self.key())
         return [] if found is None else list(found.entries())
@@ -181,7 +181,7 @@ def test_what_is_in_memory_is_not_read_and_not_recorded_again(job: Job) -> None:
     job.run(*EXEC)
     before = job.record()
     assert job.run(*EXEC)["why"] == "nothing new"
-    assert job.facts("prefetch")["why"] == "all is in memory"
+    assert job.facts("prefetch")["why"] == "all files are in memory"
     assert job.record() == before
 
 
@@ -195,7 +195,7 @@ def test_forked_ranks_settle_on_one_record(job: Job) -> None:
     assert job.run(*EXEC)["cpu_s"] < 5
 
 
-def test_a_changed_environment_is_recorded_anew(job: Job) -> None:
+def test_a_changed_environment_is_recorded_again(job: Job) -> None:
     job.run(*EXEC)
     for number in range(MODULES):
         (job.site / f"package{number}/__init__.py").write_text(f"value = 'another one than {number}'\n")
@@ -273,7 +273,7 @@ def long_record(job: Job) -> None:
     job.run(*EXEC)
     empty = job.site / "empty"
     empty.touch()
-    entry = Entry(FILE, os.fspath(empty), 0, empty.stat().st_mtime_ns)
+    entry = PrefetchEntry(FILE, os.fspath(empty), 0, empty.stat().st_mtime_ns)
     assert write_record(os.fspath(job.cache / "starts"), job.key(), [entry] * 60_000, []) == ""
 
 

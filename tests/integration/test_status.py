@@ -41,8 +41,8 @@ def ask(program: support.Programs, environ: dict[str, str | None], *args: str) -
     return run.status, found
 
 
-def pages(folder: str) -> list[dict[str, Any]]:
-    paths = sorted(Path(folder).glob("logs/*/failure-*.json"))
+def pages(directory: str) -> list[dict[str, Any]]:
+    paths = sorted(Path(directory).glob("logs/*/failure-*.json"))
     assert all(path.with_suffix(".txt").read_text().startswith("failure ") for path in paths)
     return [json.loads(path.read_text()) for path in paths]
 

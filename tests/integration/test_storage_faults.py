@@ -15,8 +15,8 @@ import pytest
 
 from bootseer import aio
 from bootseer.errors import NotFound, SourceChanged, StorageError, StorageTimeout, Truncated, Unavailable
-from bootseer.storage.http import HttpStore
-from bootseer.storage.ranges import RangeReader, RangeRequest
+from bootseer.storage.engine.ranges import RangeReader, RangeRequest
+from bootseer.storage.http.store import HttpStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 KIB = 1024
@@ -173,7 +173,7 @@ def test_straggler_without_a_hedge_ends_at_its_deadline(server: FaultyHttpServer
     ("fault", "error", "said"),
     [
         pytest.param(hit(HttpKind.FULL), StorageError, "not ranges", id="Range ignored"),
-        pytest.param(hit(HttpKind.CHANGED), SourceChanged, "another version", id="ETag changed"),
+        pytest.param(hit(HttpKind.CHANGED), SourceChanged, "has changed since the read began", id="ETag changed"),
         pytest.param(hit(HttpKind.STATUS, status=404), NotFound, "404", id="gone"),
         pytest.param(
             hit(HttpKind.STATUS, status=500, requests=None), Unavailable, "500.*given up after 4 tries", id="500"

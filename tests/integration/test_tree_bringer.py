@@ -13,14 +13,14 @@ import pytest
 from bootseer.blocks.trace import Trace, workload_key
 from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import encode as encode_trace
-from bootseer.mounts.image_source import MountedSource, open_source
-from bootseer.mounts.tree_bringer import NAME
-from bootseer.mounts.tree_hot import APART_BLOCKS
-from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree
-from bootseer.mounts.tree_traces import PAYLOAD_TYPE
+from bootseer.mounts.sandbox.source import MountedSource, open_source
+from bootseer.mounts.tree_daemon.hot import APART_BLOCKS
+from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, mount_tree
+from bootseer.mounts.tree_daemon.prefetch_worker import NAME
+from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE
 from bootseer.testing.faulty_http import HttpFault, HttpKind
 from bootseer.tree.index import BLOCK_BYTES
-from bootseer.trust import KeyFolder, seal
+from bootseer.trust import KeyDirectory, seal
 from tests.integration.mounted_trees import Built, Trees, trees
 from tests.support import is_running, processes, wait_until
 
@@ -40,7 +40,7 @@ def recorded(trees: Trees) -> Trees:
     (source / "file").write_bytes(random.Random(7).randbytes(BLOCKS * BLOCK_BYTES))
     trees.built = Built(source)
     trees.server.files.update({name: memoryview(data) for name, data in trees.built.files.items()})
-    key = KeyFolder.find().make("ada")
+    key = KeyDirectory.find().make("ada")
     numbers = list(range(trees.built.index.block_count))
     random.Random(3).shuffle(numbers)
     for workload in (WORKLOAD, workload_key(*PROGRAM)):
@@ -58,7 +58,7 @@ def start(trees: Trees, *, share: float = 1.0) -> MountedTree:
     return mount_tree(trees.url, workload=WORKLOAD, options=options)
 
 
-def bringer_of(trees: Trees, tree: MountedTree) -> int:
+def worker_of(trees: Trees, tree: MountedTree) -> int:
     """Its pid, as soon as it asks the store for blocks."""
     before = len(trees.server.requests)
     daemon = trees.daemon(tree)
@@ -84,10 +84,10 @@ def test_it_brings_all_hot_blocks_and_the_daemon_tells_of_them(recorded: Trees) 
     assert status["cache"]["present"] == BLOCKS and status["cache"]["filled"] == 0, "the daemon has written blocks"
     assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
     assert tree.status()["blocks"]["waits"] == 0
-    wait_until(lambda: not has_bringer(recorded, tree), 30, "its end")
+    wait_until(lambda: not has_worker(recorded, tree), 30, "its end")
 
 
-def has_bringer(trees: Trees, tree: MountedTree) -> bool:
+def has_worker(trees: Trees, tree: MountedTree) -> bool:
     daemon = trees.daemon(tree)
     return any(each.name == NAME and each.ppid == daemon for each in processes())
 
@@ -104,7 +104,7 @@ def cached_bytes(path: Path) -> int:
 def test_hot_files_are_in_the_page_cache_before_the_program_reads_them(recorded: Trees, start_number: int) -> None:
     for _ in range(start_number):
         tree = start(recorded)
-        wait_until(lambda tree=tree: is_done(tree) and not has_bringer(recorded, tree), 30, "the prefetch")
+        wait_until(lambda tree=tree: is_done(tree) and not has_worker(recorded, tree), 30, "the prefetch")
         before = tree.status()
         assert before["read_ahead"] > 0
         size = BLOCKS * BLOCK_BYTES
@@ -120,7 +120,7 @@ def test_hot_files_are_in_the_page_cache_before_the_program_reads_them(recorded:
 
 def test_some_starts_read_nothing_ahead_and_record_what_is_true(recorded: Trees) -> None:
     tree = start(recorded, share=0.0)
-    wait_until(lambda: is_done(tree) and not has_bringer(recorded, tree), 30, "the prefetch")
+    wait_until(lambda: is_done(tree) and not has_worker(recorded, tree), 30, "the prefetch")
     assert tree.status()["read_ahead"] == 0 and tree.status()["device"]["requests"] == 0
     with open(os.path.join(tree.folder, "file"), "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -132,7 +132,7 @@ def test_some_starts_read_nothing_ahead_and_record_what_is_true(recorded: Trees)
 
 def test_a_recording_does_not_count_what_was_read_ahead(recorded: Trees) -> None:
     tree = start(recorded)
-    wait_until(lambda: is_done(tree) and not has_bringer(recorded, tree), 30, "the prefetch")
+    wait_until(lambda: is_done(tree) and not has_worker(recorded, tree), 30, "the prefetch")
     assert tree.status()["touched_blocks"] > BLOCKS * 3 // 4
     Path(tree.folder, "file").read_bytes()
     assert not tree.end_start(), "nothing was learned, and it was kept"
@@ -144,28 +144,28 @@ def test_what_it_does_not_bring_comes_all_the_same(recorded: Trees, number: sign
     """A stopped one holds its blocks' locks: nobody waits long for it."""
     recorded.server.plan.append(HttpFault(HttpKind.SLOW, path="packs/*", delay_s=0.2))
     tree = start(recorded)
-    pid = bringer_of(recorded, tree)
+    pid = worker_of(recorded, tree)
     os.kill(pid, number)
     recorded.server.plan.clear()
     try:
         assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
         if number == signal.SIGKILL:
             wait_until(lambda: is_done(tree), 30, "the prefetch")
-            assert f"failed: it ended with status {-signal.SIGKILL}" in Path(tree.status()["log"]).read_text()
+            assert f"disabled: it ended with status {-signal.SIGKILL}" in Path(tree.status()["log"]).read_text()
     finally:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_another_workload_needs_is_brought_by_another_process(recorded: Trees) -> None:
+def test_what_another_workload_needs_is_fetched_by_another_process(recorded: Trees) -> None:
     """The one that was forked early is gone by then."""
     tree = mount_tree(recorded.url, workload="f" * 16, options=TreeOptions(idle_s=0, streams=False))
-    wait_until(lambda: not has_bringer(recorded, tree), 20, "the end of one that nobody needs")
+    wait_until(lambda: not has_worker(recorded, tree), 20, "the end of one that nobody needs")
     tree.prefetch(WORKLOAD)
     wait_until(lambda: is_done(tree), 30, "the prefetch")
     status = tree.status()
     assert status["cache"]["present"] == BLOCKS and status["cache"]["filled"] == 0, "the daemon has written blocks"
-    wait_until(lambda: not has_bringer(recorded, tree), 30, "its end")
+    wait_until(lambda: not has_worker(recorded, tree), 30, "its end")
     assert "failed" not in Path(status["log"]).read_text()
 
 
@@ -173,7 +173,7 @@ def test_what_another_workload_needs_is_brought_by_another_process(recorded: Tre
 def test_it_ends_with_the_daemon(recorded: Trees, how: str) -> None:
     recorded.server.plan.append(HttpFault(HttpKind.SLOW, path="packs/*", delay_s=2.0))
     tree = start(recorded)
-    pid = bringer_of(recorded, tree)
+    pid = worker_of(recorded, tree)
     if how == "unmounted":
         assert tree.unmount(force=True)
     else:
@@ -183,7 +183,7 @@ def test_it_ends_with_the_daemon(recorded: Trees, how: str) -> None:
 
 
 @pytest.mark.parametrize("is_small", [True, False])
-def test_a_small_tree_of_which_nothing_is_known_is_brought_whole(recorded: Trees, is_small: bool) -> None:
+def test_a_small_tree_of_which_nothing_is_known_is_fetched_whole(recorded: Trees, is_small: bool) -> None:
     size = recorded.built.index.stored_bytes
     options = TreeOptions(idle_s=0, streams=False, whole_bytes=size if is_small else size - 1)
     tree = mount_tree(recorded.url, workload="f" * 16, options=options)

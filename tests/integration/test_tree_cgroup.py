@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.mounts.cgroup import NAME
-from bootseer.mounts.tree_mount import mount_tree
+from bootseer.mounts.tree_daemon.cgroup import NAME
+from bootseer.mounts.tree_daemon.mount import mount_tree
 from bootseer.testing.trees import snapshot
 from tests.integration.job_cgroup import group, try_remove
 from tests.integration.mounted_trees import TOP, Trees, trees
@@ -23,7 +23,7 @@ START = """
 import json, os, sys, time
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
     file.write("0")
-from bootseer.mounts.tree_mount import TreeOptions, mount_tree
+from bootseer.mounts.tree_daemon.mount import TreeOptions, mount_tree
 tree = mount_tree(sys.argv[2], options=TreeOptions(idle_s=0.0))
 with tree.hold():
     print(json.dumps(tree.status()["pid"]), flush=True)

@@ -17,27 +17,30 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import TREES
-from bootseer.mounts import kernel, tree_ending, tree_mount
+from bootseer.ipc.client import NotAnsweringError
+from bootseer.linux import mount as kernel
 from bootseer.mounts.faults import read_faults
-from bootseer.mounts.image_source import open_source
-from bootseer.mounts.overlay import mount_overlay
-from bootseer.mounts.tree_control import NotAnsweringError
-from bootseer.mounts.tree_mount import MountedTree, TreeOptions, list_trees, mount_tree, unmount_tree
-from bootseer.mounts.tree_places import Place
+from bootseer.mounts.sandbox.overlay import mount_overlay
+from bootseer.mounts.sandbox.source import open_source
+from bootseer.mounts.tree_daemon import ending as tree_ending
+from bootseer.mounts.tree_daemon import mount as tree_mount
+from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, list_trees, mount_tree, unmount_tree
+from bootseer.mounts.tree_daemon.places import TreeDirectory
 from bootseer.testing.faulty_http import HttpFault, HttpKind
+from tests.campaign import IS_FULL
 from tests.integration.mounted_trees import Outcome, Reader, Trees, trees
 from tests.support import is_running, wait_until
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture
 
-KILLS = 100 if os.environ.get("BOOTSEER_CAMPAIGN") == "full" else 5
+KILLS = 100 if IS_FULL else 5
 DEADLINE_S = 1.5
 SLACK_S = 1.0  # a loaded machine; waiting twice would be longer
 
 
-def place_of(trees: Trees) -> Place:
-    return Place(os.fspath(trees.runtime), trees.built.digest)
+def place_of(trees: Trees) -> TreeDirectory:
+    return TreeDirectory(os.fspath(trees.runtime), trees.built.digest)
 
 
 def kill(pid: int) -> None:
@@ -93,7 +96,7 @@ def test_daemon_killed_under_load(trees: Trees) -> None:
     trees.note("  the next mount", again)
 
 
-def test_daemon_and_minder_killed(trees: Trees) -> None:
+def test_daemon_and_reaper_killed(trees: Trees) -> None:
     """Nobody tidies up; whoever comes next does."""
     tree = trees.mount()
     pids = place_of(trees).read_pids()
@@ -119,7 +122,7 @@ def test_daemon_and_minder_killed(trees: Trees) -> None:
     assert not any(map(is_running, pids)) and not trees.mounted()
 
 
-def test_minder_killed(trees: Trees) -> None:
+def test_reaper_killed(trees: Trees) -> None:
     """The daemon goes on, and ends in order."""
     tree = trees.mount()
     daemon = trees.daemon(tree)
@@ -135,12 +138,12 @@ def test_minder_killed(trees: Trees) -> None:
 def test_daemon_killed_below_an_overlay(trees: Trees) -> None:
     """The job that uses it is lost; the next one is not hindered by what it holds."""
     tree = trees.mount()
-    folder, upper, work = (trees.top / name for name in ("shown", "upper", "work"))
-    for path in (folder, upper, work):
+    directory, upper, work = (trees.top / name for name in ("shown", "upper", "work"))
+    for path in (directory, upper, work):
         path.mkdir()
-    mount_overlay([tree.folder], os.fspath(folder), upper=os.fspath(upper), work=os.fspath(work))
+    mount_overlay([tree.folder], os.fspath(directory), upper=os.fspath(upper), work=os.fspath(work))
     until = os.fspath(trees.top / "until")
-    reader = trees.read(os.fspath(folder), until=until)
+    reader = trees.read(os.fspath(directory), until=until)
     wait_for_files([reader], 2)
     kill(trees.daemon(tree))
     trees.wait_gone()
@@ -149,11 +152,11 @@ def test_daemon_killed_below_an_overlay(trees: Trees) -> None:
     outcome = check(reader.end(), 0.0)
     assert outcome.errors
     trees.note("daemon killed below an overlay", outcome)
-    (folder / "new").write_bytes(b"written above")  # what was above it still is
+    (directory / "new").write_bytes(b"written above")  # what was above it still is
     outcome = check(trees.read(again.folder).end())
     assert not outcome.errors
     trees.note("  the next mount, beside it", outcome)
-    assert kernel.unmount(os.fspath(folder))
+    assert kernel.unmount(os.fspath(directory))
 
 
 def test_stopped_in_order_while_the_store_hangs(trees: Trees) -> None:
@@ -207,7 +210,7 @@ def test_stopped_daemon_is_ended(trees: Trees, stopped: str, by: str, monkeypatc
     trees.wait_gone()
 
 
-def test_a_stopped_daemon_that_does_not_end_is_told(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_daemon_that_does_not_end_is_reported(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then an image is unpacked: nothing of the mount can be used."""
     for module in (tree_ending, tree_mount):
         monkeypatch.setattr(module, "ANSWER_S", 0.3)
@@ -344,19 +347,17 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "removed": Path.unlink,
 }
 NAMES = ("data", "sums", "present", "index", "erofs")
-IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
 CASES = [
     (name, how, when)
     for name in NAMES
     for how in DAMAGES
     for when in ("while it is mounted", "before it is mounted")
-    if IS_FULL or how in ("flipped bits", "cut", "removed") or (name == "data" and how == "zeros")
 ]
 
 
 def cached_file(trees: Trees, name: str) -> Path:
-    folder = trees.cache / TREES / trees.built.digest
-    return next(path for path in folder.iterdir() if path.name.partition("-")[0] == name)
+    directory = trees.cache / TREES / trees.built.digest
+    return next(path for path in directory.iterdir() if path.name.partition("-")[0] == name)
 
 
 @pytest.mark.parametrize(("name", "how", "when"), CASES)
@@ -411,7 +412,7 @@ def test_disk_is_full(trees: Trees, room: str) -> None:
 # ---- what is known of it -------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_is_told_and_remembered(trees: Trees) -> None:
+def test_what_cannot_be_read_is_reported_and_remembered(trees: Trees) -> None:
     """Before the reader has its error; and by the next mount, until it can be read again."""
     tree = trees.mount(deadline_s=0.3)
     assert tree.unreadable == ()
@@ -438,7 +439,7 @@ def test_what_cannot_be_read_is_told_and_remembered(trees: Trees) -> None:
     trees.server.plan[:] = [HttpFault(HttpKind.STATUS, "packs/*", status=500)]
 
 
-def test_the_end_of_a_daemon_is_told(trees: Trees) -> None:
+def test_the_end_of_a_daemon_is_reported(trees: Trees) -> None:
     tree = trees.mount()
     kill(trees.daemon(tree))
     trees.wait_gone()

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from bootseer.mounts import tree_maker, tree_metadata
-from bootseer.mounts.metadata_memory import MetadataMemory
-from bootseer.mounts.tree_maker import Maker
-from bootseer.mounts.tree_parts import open_parts
-from bootseer.mounts.tree_settings import Settings
+from bootseer.mounts.device.metadata_memory import MetadataMemory
+from bootseer.mounts.tree_daemon import metadata as tree_metadata
+from bootseer.mounts.tree_daemon import metadata_maker as tree_maker
+from bootseer.mounts.tree_daemon.metadata_maker import Maker
+from bootseer.mounts.tree_daemon.parts import open_parts
+from bootseer.mounts.tree_daemon.settings import Settings
 from bootseer.tree import compression, erofs
 from bootseer.tree.index import digest_of, encode
 from tests.integration.mounted_trees import Built
@@ -31,7 +32,7 @@ TOP = Path(__file__).parents[2]
 # Between a word of the test and the next one. Prints what came of it.
 PROGRAM = """
 import hashlib, json, os, sys, threading
-from bootseer.mounts import tree_maker
+from bootseer.mounts.tree_daemon import metadata_maker as tree_maker
 BLOCKS = slice(1060, 1064)
 tree_maker.start()
 maker = tree_maker.take()
@@ -149,7 +150,7 @@ def test_what_is_no_index_gives_nothing(tmp_path: Path, daemon: Daemon, what: st
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_when_it_is_killed_the_daemon_is_told(tmp_path: Path, daemon: Daemon, when: str) -> None:
+def test_when_it_is_killed_the_daemon_is_reported(tmp_path: Path, daemon: Daemon, when: str) -> None:
     path, digest = stored(tmp_path, compression.compress(encode(everything().index)))
     os.kill(daemon.maker, signal.SIGSTOP if when == "meanwhile" else signal.SIGKILL)
     daemon.say(f"{path} {digest}")
@@ -188,7 +189,7 @@ def test_a_maker_that_ends_half_way(tmp_path: Path, can_make: bool, monkeypatch:
         (tmp_path / "store" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "store" / name).write_bytes(data)
     whole = bytes(erofs.metadata(built.index, built.digest))
-    first_bytes = erofs.Making(built.index, built.digest).first_bytes
+    first_bytes = erofs.MetadataImage(built.index, built.digest).first_bytes
     half = MetadataMemory(whole[:first_bytes] + bytes(len(whole) - first_bytes), first_bytes)
     monkeypatch.setattr(tree_maker, "take", lambda: Half(half))
     if not can_make:

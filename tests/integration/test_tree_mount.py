@@ -21,19 +21,26 @@ from bootseer.blocks.trace import ANY_WORKLOAD, Trace
 from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import encode as encode_trace
 from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError, Untrusted
-from bootseer.mounts import kernel
-from bootseer.mounts.overlay import mount_overlay
-from bootseer.mounts.tree_control import Control
-from bootseer.mounts.tree_ending import Servers
-from bootseer.mounts.tree_mount import MountedTree, TreeOptions, list_trees, mount_tree, probe_mount, unmount_tree
-from bootseer.mounts.tree_places import Place, locate, prepare
-from bootseer.mounts.tree_traces import PAYLOAD_TYPE as TRACE_TYPE
+from bootseer.ipc.client import Client
+from bootseer.linux import mount as kernel
+from bootseer.mounts.sandbox.overlay import mount_overlay
+from bootseer.mounts.tree_daemon.ending import Servers
+from bootseer.mounts.tree_daemon.mount import (
+    MountedTree,
+    TreeOptions,
+    list_trees,
+    mount_tree,
+    probe_mount,
+    unmount_tree,
+)
+from bootseer.mounts.tree_daemon.places import TreeDirectory, locate, prepare
+from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE as TRACE_TYPE
 from bootseer.testing.faulty_http import HttpFault, HttpKind
 from bootseer.testing.trees import make_tree, snapshot, write_tree
 from bootseer.tree.head import HEAD_NAME, make_head
 from bootseer.tree.head import PAYLOAD_TYPE as HEAD_TYPE
 from bootseer.tree.head import encode as encode_head
-from bootseer.trust import KeyFolder, SigningKey, Trust, parse, seal
+from bootseer.trust import KeyDirectory, SigningKey, Trust, parse, seal
 from tests.integration.mounted_trees import TOP, Built, Trees, need_mounts, trees
 from tests.support import Program, is_running, wait_until
 
@@ -63,14 +70,17 @@ def test_three_mounts_and_four_readers_each_fetch_every_block_once(trees: Trees)
     tree = trees.mount()
     shown = []
     for number in range(3):
-        folders = [trees.top / f"{name}{number}" for name in ("shown", "upper", "work")]
-        for folder in folders:
-            folder.mkdir()
+        directories = [trees.top / f"{name}{number}" for name in ("shown", "upper", "work")]
+        for directory in directories:
+            directory.mkdir()
         mount_overlay(
-            [tree.folder], os.fspath(folders[0]), upper=os.fspath(folders[1]), work=os.fspath(folders[2])
+            [tree.folder],
+            os.fspath(directories[0]),
+            upper=os.fspath(directories[1]),
+            work=os.fspath(directories[2]),
         )
-        shown.append(os.fspath(folders[0]))
-    readers = [trees.read(folder) for folder in shown for _ in range(4)]
+        shown.append(os.fspath(directories[0]))
+    readers = [trees.read(directory) for directory in shown for _ in range(4)]
     outcomes = [reader.end(100) for reader in readers]
     for outcome in outcomes:
         assert outcome["right"] and not outcome["wrong"] and not outcome.errors
@@ -124,7 +134,7 @@ def start_mounting(trees: Trees, before: str = "", after: str = "") -> Program:
     """A process that mounts, holds and prints where; with a line more at either end."""
     script = f"""import signal, sys, time
 {before}
-from bootseer.mounts.tree_mount import TreeOptions, mount_tree
+from bootseer.mounts.tree_daemon.mount import TreeOptions, mount_tree
 tree = mount_tree(sys.argv[1], options=TreeOptions(idle_s=0))
 lease = tree.hold()
 print(tree.folder, flush=True)
@@ -136,16 +146,16 @@ print(tree.folder, flush=True)
 def test_the_daemon_outlives_its_starter_and_is_found_again(trees: Trees) -> None:
     starter = start_mounting(trees, after="time.sleep(60)")
     wait_until(lambda: "\n" in starter.stdout or starter.process.poll() is not None, 20, "the mount")
-    folder = starter.stdout.strip()
-    assert folder, starter.stderr
+    directory = starter.stdout.strip()
+    assert directory, starter.stderr
     (found,) = list_trees()
     assert [lease["pid"] for lease in found.status["leases"]] == [starter.pid]
     starter.signal(signal.SIGKILL)
     starter.process.wait()
-    outcome = trees.read(folder).end()
+    outcome = trees.read(directory).end()
     assert not outcome["wrong"] and not outcome.errors
     tree = trees.mount()
-    assert (tree.folder, tree.digest) == (folder, trees.built.digest)
+    assert (tree.folder, tree.digest) == (directory, trees.built.digest)
     assert tree.status()["pid"] == found.status["pid"]
     wait_until(lambda: not tree.status()["leases"], 5, "the end of the killed starter's lease")
     assert tree.unmount()
@@ -180,33 +190,33 @@ def test_it_ends_by_itself_when_nobody_holds_it(trees: Trees) -> None:
 
 def test_an_overlay_above_keeps_it(trees: Trees) -> None:
     tree = trees.mount(idle_s=0.3)
-    folder, other = trees.top / "shown", trees.top / "other"
-    folder.mkdir()
+    directory, other = trees.top / "shown", trees.top / "other"
+    directory.mkdir()
     other.mkdir()
-    mount_overlay([tree.folder, os.fspath(other)], os.fspath(folder))
+    mount_overlay([tree.folder, os.fspath(other)], os.fspath(directory))
     pid = trees.daemon(tree)
     with pytest.raises(AssertionError):
         wait_until(lambda: not is_running(pid), 1.5)
-    for shown in (os.fspath(folder), tree.folder):  # it was taken away for a moment to find that out
+    for shown in (os.fspath(directory), tree.folder):  # it was taken away for a moment to find that out
         outcome = trees.read(shown).end()
         assert not outcome["wrong"] and not outcome.errors
-    assert kernel.unmount(os.fspath(folder))
+    assert kernel.unmount(os.fspath(directory))
     trees.wait_gone()
 
 
-def test_another_folder_keeps_it(trees: Trees) -> None:
+def test_another_directory_keeps_it(trees: Trees) -> None:
     """And it stays the same file system, by whose number the folder is known."""
     tree = trees.mount(idle_s=0.2)
-    folder = trees.top / "shown"
-    folder.mkdir()
-    kernel.mount(tree.folder, os.fspath(folder), "", kernel.BIND)
-    devices = {os.stat(each).st_dev for each in (tree.folder, folder)}
+    directory = trees.top / "shown"
+    directory.mkdir()
+    kernel.mount(tree.folder, os.fspath(directory), "", kernel.BIND)
+    devices = {os.stat(each).st_dev for each in (tree.folder, directory)}
     assert len(devices) == 1
     end_s = time.monotonic() + 1.5
     while time.monotonic() < end_s:  # it is shown all the time
-        assert {os.stat(each).st_dev for each in (tree.folder, folder)} == devices
+        assert {os.stat(each).st_dev for each in (tree.folder, directory)} == devices
         time.sleep(0.01)
-    assert kernel.unmount(os.fspath(folder))
+    assert kernel.unmount(os.fspath(directory))
     trees.wait_gone()
 
 
@@ -225,7 +235,7 @@ def test_another_namespace_keeps_it(trees: Trees) -> None:
 
 def test_a_private_namespace_cannot_be_served_from_outside(trees: Trees) -> None:
     trees.mount()
-    code = f"from bootseer.mounts.tree_mount import mount_tree; mount_tree({trees.url!r})"
+    code = f"from bootseer.mounts.tree_daemon.mount import mount_tree; mount_tree({trees.url!r})"
     done = subprocess.run(
         ["unshare", "-m", sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": TOP}, capture_output=True,
         text=True, check=False,
@@ -273,7 +283,7 @@ def test_signals_end_it_in_order(trees: Trees, number: signal.Signals) -> None:
     wait_until(lambda: not is_running(pid), 5)
 
 
-def test_after_an_unmount_from_outside_it_ends_and_is_mounted_anew(trees: Trees) -> None:
+def test_after_an_unmount_from_outside_it_ends_and_is_mounted_again(trees: Trees) -> None:
     tree = trees.mount()
     assert kernel.unmount(tree.folder)
     again = trees.mount()
@@ -335,14 +345,14 @@ class Published(NamedTuple):
 @pytest.fixture
 def published(trees: Trees) -> Published:
     """With a head that is signed by this user's key."""
-    key = KeyFolder.find().make("ada")
+    key = KeyDirectory.find().make("ada")
     index_bytes = trees.built.files[f"index/{trees.built.digest}"]
     head = encode_head(make_head(index_bytes, "image", trees.server.url))
     trees.server.files[HEAD_NAME] = memoryview(seal(head, HEAD_TYPE, key))
     return Published(trees.server.url, key)
 
 
-def test_a_tree_is_believed_by_its_signature(trees: Trees, published: Published) -> None:
+def test_a_tree_is_trusted_by_its_signature(trees: Trees, published: Published) -> None:
     tree = mount_tree(published.url, options=TreeOptions(idle_s=0))
     assert tree.digest == trees.built.digest
     assert mount_tree(published.url, trust=Trust.load()) == tree
@@ -399,7 +409,7 @@ def record(url: str, digest: str, options: TreeOptions) -> MountedTree:
 
 
 def test_a_recording_is_published(trees: Trees, store: Path) -> None:
-    key = KeyFolder.find().make("ada")
+    key = KeyDirectory.find().make("ada")
     workload = WORKLOAD
     options = TreeOptions(idle_s=0, streams=False, publishes=True)
     tree = record(os.fspath(store), trees.built.digest, options)
@@ -419,7 +429,7 @@ SHARING = TreeOptions(idle_s=0, streams=False, shares=True)
 
 
 def test_the_first_recording_of_a_workload_is_shared(trees: Trees, store: Path) -> None:
-    key = KeyFolder.find().make("ada")
+    key = KeyDirectory.find().make("ada")
     record(os.fspath(store), trees.built.digest, SHARING)
     path = store / f"traces/{trees.built.digest}/{WORKLOAD}.json"
     wait_until(path.exists, 10, "the recording of the first node")
@@ -429,7 +439,7 @@ def test_the_first_recording_of_a_workload_is_shared(trees: Trees, store: Path) 
 @pytest.mark.parametrize("has_lock", [True, False])
 def test_the_end_of_who_serves_a_tree_is_waited_for(trees: Trees, has_lock: bool) -> None:
     """It outlives its mounts while it saves; a process that only has its number is not waited for."""
-    place = Place(prepare(locate(trees.environ)), trees.built.digest)
+    place = TreeDirectory(prepare(locate(trees.environ)), trees.built.digest)
     lock = place.try_claim()
     server = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock] if has_lock else []
@@ -485,7 +495,7 @@ def test_who_ends_it_does_not_wait_for_its_start(trees: Trees) -> None:
 
     thread = threading.Thread(target=mount)
     thread.start()
-    place = Place(os.fspath(trees.runtime), trees.built.digest)
+    place = TreeDirectory(os.fspath(trees.runtime), trees.built.digest)
     wait_until(lambda: os.path.exists(place.control_path), 10, "the daemon")
     wait_until(lambda: trees.server.requests, 10, "its first request")
     assert unmount_tree(trees.built.digest)
@@ -497,14 +507,14 @@ def test_who_ends_it_does_not_wait_for_its_start(trees: Trees) -> None:
 def test_requests_that_make_no_sense_cost_only_their_connection(trees: Trees) -> None:
     tree = trees.mount()
     for data in (b"\n", b"[]\n", b'{"do": 1}\n', b'{"do": "nothing"}\n', b"\xff\n", b"[" * 50_000 + b"\n"):
-        control = Control.connect(tree.control)
+        control = Client.connect(tree.control)
         assert control is not None
         with control:
             control._connection.sendall(data)
-            assert b'"kind": "ConfigError"' in control._receive(1e9)
+            assert '"kind": "ConfigError"' in json.dumps(control._channel.receive(60.0))
             assert control.ask("status")["state"] == "ready"
     for data in (b"x" * 100_000, b'{"do": "status"}'):
-        control = Control.connect(tree.control)
+        control = Client.connect(tree.control)
         assert control is not None
         with control:
             try:
@@ -512,7 +522,7 @@ def test_requests_that_make_no_sense_cost_only_their_connection(trees: Trees) ->
             except OSError:
                 pass  # it was closed while we wrote
     for request in ({"idle_s": -1}, {"idle_s": "1"}, {"workload": "../../etc"}, {"workload": 5}):
-        control = Control.connect(tree.control)
+        control = Client.connect(tree.control)
         assert control is not None
         with control, pytest.raises(ConfigError):
             control.ask("hello", **request)
@@ -523,6 +533,6 @@ def test_probe_says_whether_trees_can_be_mounted() -> None:
     need_mounts()
     assert probe_mount() == ""
     drop = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", sys.executable, "-P", "-c"]
-    code = "from bootseer.mounts.tree_mount import probe_mount; print(probe_mount())"
+    code = "from bootseer.mounts.tree_daemon.mount import probe_mount; print(probe_mount())"
     said = subprocess.run([*drop, code], capture_output=True, text=True, check=True).stdout
     assert "CAP_SYS_ADMIN" in said

@@ -60,20 +60,20 @@ class Node:
         os.mknod(device, stat.S_IFCHR | 0o666, os.stat("/dev/fuse").st_rdev)
         os.chmod(device, 0o666)
         commands = [f"mount --bind {device} /dev/fuse", *self._open_interpreter(), "echo ready", "exec sleep 1000"]
-        self._keeper = self.programs.start("unshare", "-m", "sh", "-c", " && ".join(commands))
-        wait_until(lambda: self._keeper.stdout == "ready\n", 10, self._keeper.stderr)
+        self._service = self.programs.start("unshare", "-m", "sh", "-c", " && ".join(commands))
+        wait_until(lambda: self._service.stdout == "ready\n", 10, self._service.stderr)
 
     def _open_interpreter(self) -> list[str]:
         """Commands that show it to all users, also where it lies in somebody's closed folder, as /root is."""
         commands = []
         paths = sorted({os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, TOP)})
         closed = sorted({each for path in paths for each in map(str, Path(path).parents) if _is_closed(each)})
-        for folder in closed[:1]:
-            inside = [path for path in paths if path.startswith(f"{folder}/")]
+        for directory in closed[:1]:
+            inside = [path for path in paths if path.startswith(f"{directory}/")]
             for number, path in enumerate(inside):
                 (self.top / f"inside{number}").mkdir()
                 commands.append(f"mount --bind {path} {self.top}/inside{number}")
-            commands.append(f"mount -t tmpfs -o mode=755 tmpfs {folder}")
+            commands.append(f"mount -t tmpfs -o mode=755 tmpfs {directory}")
             for number, path in enumerate(inside):
                 commands += [f"mkdir -p {path}", f"mount --bind {self.top}/inside{number} {path}"]
         return commands
@@ -96,7 +96,7 @@ class Node:
             "BOOTSEER_RUNTIME": os.fspath(home / "run"),
             "BOOTSEER_CACHE": os.fspath(home / "cache"),
         }
-        enter = ["nsenter", "-t", str(self._keeper.pid), "-m", f"--wdns={self.top}"]
+        enter = ["nsenter", "-t", str(self._service.pid), "-m", f"--wdns={self.top}"]
         return self.programs.start(*enter, *user, sys.executable, "-B", USER, *args, env=env, stdin=stdin)
 
     def mount(self, uid: int) -> tuple[Mounted, int]:
@@ -130,8 +130,8 @@ class Node:
         self.server.close()
 
 
-def _is_closed(folder: str) -> bool:
-    return not os.stat(folder).st_mode & stat.S_IXOTH
+def _is_closed(directory: str) -> bool:
+    return not os.stat(directory).st_mode & stat.S_IXOTH
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_the_daemon_itself_refuses_who_gets_so_far(node: Node) -> None:
     wait_until(lambda: not is_running(mounted.pid), 10)
 
 
-def test_root_uses_no_folder_of_a_user(node: Node) -> None:
+def test_root_uses_no_directory_of_a_user(node: Node) -> None:
     """Whoever may write there could give root's daemon anything."""
     mounted, hold = node.mount(ADA)
     try:
@@ -199,7 +199,7 @@ def test_root_uses_no_folder_of_a_user(node: Node) -> None:
     wait_until(lambda: not is_running(mounted.pid), 10)
 
 
-def test_a_user_without_the_privilege_is_told_why(node: Node) -> None:
+def test_a_user_without_the_privilege_is_reported_why(node: Node) -> None:
     run = node.start(ADA, "mount", node.url, stdin=subprocess.DEVNULL).wait(20)
     assert run.status != 0
     assert "CAP_SYS_ADMIN" in run.stderr.splitlines()[-1]

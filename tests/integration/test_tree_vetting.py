@@ -14,12 +14,13 @@ import pytest
 from bootseer import aio
 from bootseer.blocks import open_cache
 from bootseer.blocks.cache import TREES
-from bootseer.env.admission import Admission
+from bootseer.env.restore.mounted import TreeCheck
 from bootseer.errors import BootseerError, IntegrityError
-from bootseer.mounts import kernel, tree_metadata
-from bootseer.mounts.tree_mount import TreeOptions, list_trees, mount_tree
-from bootseer.mounts.tree_orders import RIGHT
-from bootseer.mounts.tree_places import Place
+from bootseer.linux import mount as kernel
+from bootseer.mounts.tree_daemon import metadata as tree_metadata
+from bootseer.mounts.tree_daemon.mount import TreeOptions, list_trees, mount_tree
+from bootseer.mounts.tree_daemon.orders import RIGHT
+from bootseer.mounts.tree_daemon.places import TreeDirectory
 from bootseer.tree import compression
 from bootseer.tree.index import digest_of
 from tests.integration.mounted_trees import Built, Trees
@@ -76,8 +77,8 @@ def mount(trees: Trees, looking: Looking, said: bytes, meanwhile: Callable[[], o
         assert not failed, failed
 
 
-def check_reads(trees: Trees, folder: str) -> None:
-    outcome = trees.read(folder).end()
+def check_reads(trees: Trees, directory: str) -> None:
+    outcome = trees.read(directory).end()
     assert outcome["right"] and not outcome["wrong"] and not outcome.errors, outcome
 
 
@@ -102,9 +103,9 @@ def test_what_is_not_said_the_daemon_finds_out(trees: Trees) -> None:
 
 
 def test_the_next_daemon_needs_nobody_who_looks(trees: Trees) -> None:
-    folder = mount(trees, Looking(index_of(trees.built)), RIGHT)
+    directory = mount(trees, Looking(index_of(trees.built)), RIGHT)
     wait_until(lambda: any(trees.cache.rglob("erofs-*")), 10, "the metadata in the cache")
-    check_reads(trees, folder)
+    check_reads(trees, directory)
     trees.mount().unmount(force=True)
     trees.wait_gone()
     tree = mount_tree(trees.url, options=TreeOptions(idle_s=0.0), vetting=Looking(None))
@@ -129,7 +130,7 @@ def check_refused(trees: Trees, looking: Looking, said: bytes, match: str) -> No
 def test_an_index_that_is_not_right_is_refused(trees: Trees) -> None:
     names = list(trees.built.index.names)
     names[1] = b".."
-    check_refused(trees, Looking(change(trees, names=names)), b"", "is no possible name")
+    check_refused(trees, Looking(change(trees, names=names)), b"", "is not a valid name")
 
 
 def test_blocks_are_looked_at_whatever_is_said(trees: Trees) -> None:
@@ -150,7 +151,7 @@ def test_contents_that_are_not_right_are_refused(trees: Trees) -> None:
 
 def test_an_index_of_another_tree_is_refused(trees: Trees) -> None:
     data = index_of(trees.built)
-    check_refused(trees, Looking(data[:-1] + bytes([data[-1] ^ 1])), RIGHT, "that came with the order is not")
+    check_refused(trees, Looking(data[:-1] + bytes([data[-1] ^ 1])), RIGHT, "sent with the order is not")
 
 
 def test_a_starter_that_is_killed_while_it_looks(trees: Trees) -> None:
@@ -158,7 +159,7 @@ def test_a_starter_that_is_killed_while_it_looks(trees: Trees) -> None:
     path = trees.top / "index"
     path.write_bytes(index_of(trees.built))
     script = """import sys, time
-from bootseer.mounts.tree_mount import TreeOptions, mount_tree
+from bootseer.mounts.tree_daemon.mount import TreeOptions, mount_tree
 class Looking:
     def index_bytes(self):
         return open(sys.argv[2], "rb").read()
@@ -167,7 +168,7 @@ class Looking:
 mount_tree(sys.argv[1], options=TreeOptions(idle_s=0), vetting=Looking())
 """
     starter = trees.run(sys.executable, "-c", script, trees.url, os.fspath(path))
-    control = Place(os.fspath(trees.runtime), trees.built.digest).control_path
+    control = TreeDirectory(os.fspath(trees.runtime), trees.built.digest).control_path
     wait_until(lambda: "looking" in starter.stdout and os.path.exists(control), 30, "the daemon")
     starter.signal(signal.SIGKILL)
     starter.process.wait()
@@ -177,8 +178,8 @@ mount_tree(sys.argv[1], options=TreeOptions(idle_s=0), vetting=Looking())
 # ---- who looks: environments -------------------------------------------------------------------------------
 
 
-def admit(trees: Trees) -> Admission:
-    return Admission(trees.url, trees.built.digest, 1, {}, trees.environ)
+def admit(trees: Trees) -> TreeCheck:
+    return TreeCheck(trees.url, trees.built.digest, 1, {}, trees.environ)
 
 
 def test_who_admits_an_environment_says_whether_its_index_is_right(trees: Trees) -> None:
@@ -189,7 +190,7 @@ def test_who_admits_an_environment_says_whether_its_index_is_right(trees: Trees)
     admission.report(writes)
     with open(reads, "rb", buffering=0) as pipe:
         assert (pipe.read(2), pipe.read(2)) == (RIGHT, b"")
-    with pytest.raises(IntegrityError, match="instead of one folder for each of 1 targets"):
+    with pytest.raises(IntegrityError, match="instead of one directory for each of 1 targets"):
         admission.check()
 
 
@@ -214,7 +215,7 @@ def test_nothing_is_said_of_what_is_not_right(trees: Trees, what: str) -> None:
 def test_what_this_node_has_shown_is_not_checked_as_a_whole_again(trees: Trees) -> None:
     cache = open_cache(trees.environ)
     tree = cache.open_tree(trees.built.digest, trees.built.index.block_count)
-    tree_metadata.keep(
+    tree_metadata.store(
         os.path.join(cache.folder, TREES, trees.built.digest), trees.built.digest, b"metadata", print
     )
     admission = admit(trees)

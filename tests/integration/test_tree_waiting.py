@@ -12,10 +12,15 @@ import msgspec
 import pytest
 
 from bootseer.errors import IntegrityError
-from bootseer.mounts import tree_waiting
-from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree
-from bootseer.mounts.tree_places import Place
-from bootseer.mounts.tree_waiting import WaitingDaemon, begin_spare, end_spare, take_spare
+from bootseer.mounts.tree_daemon import waiting as tree_waiting
+from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, mount_tree
+from bootseer.mounts.tree_daemon.places import TreeDirectory
+from bootseer.mounts.tree_daemon.waiting import (
+    WaitingDaemon,
+    end_spare_daemon,
+    start_spare_daemon,
+    take_spare_daemon,
+)
 from bootseer.testing.trees import snapshot
 from bootseer.tree.compression import compress
 from bootseer.tree.index import digest_of
@@ -28,9 +33,9 @@ __all__ = ["trees"]  # a fixture
 
 @pytest.fixture(autouse=True)
 def no_spare() -> Iterator[None]:
-    end_spare()
+    end_spare_daemon()
     yield
-    end_spare()
+    end_spare_daemon()
 
 
 @pytest.fixture
@@ -77,16 +82,16 @@ def wait_ready(number: int) -> None:
 
 
 def test_the_spare_is_taken(trees: Trees, store: str) -> None:
-    begin_spare(store)
-    begin_spare(store)
+    start_spare_daemon(store)
+    start_spare_daemon(store)
     spare = session()
     tree = mount(store)
     assert session_of(tree) == spare
     assert snapshot(tree.folder) == snapshot(trees.built.source)
-    pids = Place.of_folder(os.path.dirname(tree.folder)).read_pids()
+    pids = TreeDirectory.of_directory(os.path.dirname(tree.folder)).read_pids()
     assert sorted(members(spare)) == sorted(pids)
-    assert Place.of_folder(os.path.dirname(tree.folder)).has_lock_open(pids[0])
-    assert take_spare() is None
+    assert TreeDirectory.of_directory(os.path.dirname(tree.folder)).has_lock_open(pids[0])
+    assert take_spare_daemon() is None
     assert tree.unmount()
     wait_until(lambda: not members(spare), 20, "its end")
     trees.wait_gone()
@@ -98,14 +103,14 @@ def test_nothing_is_imported_between_its_order_and_the_mount(
 ) -> None:
     url = trees.url if kind == "web" else store
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    begin_spare(url)
+    start_spare_daemon(url)
     tree = mount(url)
-    log = Path(Place.of_folder(os.path.dirname(tree.folder)).log_path).read_text()
+    log = Path(TreeDirectory.of_directory(os.path.dirname(tree.folder)).log_path).read_text()
     assert "import time" not in log, "what is imported late stands in the log, as that came with the order"
 
 
 def test_a_spare_that_has_died_is_replaced(trees: Trees, store: str) -> None:
-    begin_spare(store)
+    start_spare_daemon(store)
     spare = session()
     wait_ready(spare)
     os.killpg(spare, signal.SIGKILL)
@@ -115,7 +120,7 @@ def test_a_spare_that_has_died_is_replaced(trees: Trees, store: str) -> None:
 
 
 def test_a_spare_ends_at_sigterm(trees: Trees, store: str) -> None:
-    begin_spare(store)
+    start_spare_daemon(store)
     spare = session()
     wait_ready(spare)
     minder = min(members(spare))
@@ -126,22 +131,22 @@ def test_a_spare_ends_at_sigterm(trees: Trees, store: str) -> None:
 
 def test_a_spare_that_nobody_needs_ends(trees: Trees, store: str) -> None:
     tree = mount(store)
-    begin_spare(store)
+    start_spare_daemon(store)
     spare = session()
     assert mount(store) == tree
     wait_until(lambda: not members(spare), 20, "its end")
-    begin_spare(store)
+    start_spare_daemon(store)
     spare = session()
-    end_spare()
+    end_spare_daemon()
     wait_until(lambda: not members(spare), 20, "its end")
-    begin_spare(store, unless_served=os.fspath(trees.runtime))
-    assert take_spare() is None
+    start_spare_daemon(store, unless_served=os.fspath(trees.runtime))
+    assert take_spare_daemon() is None
 
 
 def test_a_spare_of_other_surroundings_is_not_taken(
     trees: Trees, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin_spare(store)
+    start_spare_daemon(store)
     spare = session()
     cache = trees.top / "other"
     monkeypatch.setenv("BOOTSEER_CACHE", os.fspath(cache))
@@ -154,8 +159,8 @@ def test_a_spare_of_other_surroundings_is_not_taken(
 def test_a_spare_ends_with_its_starter(trees: Trees, store: str) -> None:
     code = (
         "import os, sys, time\n"
-        "from bootseer.mounts import tree_waiting\n"
-        "tree_waiting.begin_spare(sys.argv[1])\n"
+        "from bootseer.mounts.tree_daemon import waiting as tree_waiting\n"
+        "tree_waiting.start_spare_daemon(sys.argv[1])\n"
         "child = os.fork()\n"  # which execs nothing, and holds nothing of the spare
         "if child:\n"
         "    print(tree_waiting._spare[0]._process.pid, child, flush=True)\n"
@@ -173,7 +178,7 @@ def test_a_spare_ends_with_its_starter(trees: Trees, store: str) -> None:
 
 
 def test_a_url_is_not_seen_in_the_list_of_processes(trees: Trees) -> None:
-    begin_spare("https://user:secret@example.org/store")
+    start_spare_daemon("https://user:secret@example.org/store")
     spare = session()
     wait_ready(spare)
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in members(spare)]
@@ -184,8 +189,8 @@ def test_a_url_is_not_seen_in_the_list_of_processes(trees: Trees) -> None:
 def test_none_is_started_where_nothing_can_be_mounted(trees: Trees) -> None:
     code = (
         "import os\n"
-        "from bootseer.mounts import tree_waiting\n"
-        "tree_waiting.begin_spare('/store')\n"
+        "from bootseer.mounts.tree_daemon import waiting as tree_waiting\n"
+        "tree_waiting.start_spare_daemon('/store')\n"
         "assert tree_waiting._spare == [], tree_waiting._spare\n"
     )
     run = trees.run("setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", code, env={"PYTHONPATH": TOP})
@@ -193,9 +198,9 @@ def test_none_is_started_where_nothing_can_be_mounted(trees: Trees) -> None:
 
 
 def test_a_daemon_that_is_killed_after_its_order_leaves_nothing(trees: Trees, store: str) -> None:
-    begin_spare(store)
+    start_spare_daemon(store)
     tree = mount(store)
-    minder, daemon = Place.of_folder(os.path.dirname(tree.folder)).read_pids()
+    minder, daemon = TreeDirectory.of_directory(os.path.dirname(tree.folder)).read_pids()
     os.kill(daemon, signal.SIGKILL)
     trees.wait_gone()
     wait_until(lambda: not os.path.exists(f"/proc/{minder}"), 20, "the minder's end")
@@ -208,10 +213,10 @@ def test_an_index_that_does_not_stand_its_check_is_not_mounted(trees: Trees, sto
     data = compress(msgspec.msgpack.encode(msgspec.structs.replace(tree, uids=[1 << 32, *tree.uids[1:]])))
     digest = digest_of(data)
     (trees.top / "store/index" / digest).write_bytes(data)
-    begin_spare(store)
+    start_spare_daemon(store)
     spare = session()
     wait_ready(spare)
-    with pytest.raises(IntegrityError, match="an owner cannot be"):
+    with pytest.raises(IntegrityError, match="an owner is impossible"):
         mount(f"{trees.top}/store@sha256:{digest}")
     wait_until(lambda: not members(spare), 20, "their end")
     assert not trees.mounted() and not (trees.runtime / "trees" / digest).exists()

@@ -114,11 +114,11 @@ class Web:
     """A web server over a folder that was written to before."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url = folder, url
+        self._directory, self._url = folder, url
 
     def publish(self, user: User, tree: str, source: str, **more: Any) -> str:
         more.setdefault("name", self.url(tree))
-        return user.publishes(str(self._folder / tree), source, **more)
+        return user.publishes(str(self._directory / tree), source, **more)
 
     def order(self, tree: str) -> dict[str, Any]:
         return {"do": "open", "url": self.url(tree)}
@@ -127,10 +127,10 @@ class Web:
         return f"{self._url}/{tree}"
 
     def read(self, path: str) -> bytes:
-        return (self._folder / path).read_bytes()
+        return (self._directory / path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        servers.write_file(self._folder, path, data)
+        servers.write_file(self._directory, path, data)
 
 
 class Bucket:
@@ -179,13 +179,13 @@ def place(request: pytest.FixtureRequest, endpoint: str, tmp_path: Path) -> Iter
     if request.param == "s3":
         yield Bucket(endpoint, f"bucket-{os.urandom(6).hex()}")
         return
-    folder = tmp_path / "web"
-    folder.mkdir()
-    with servers.serve_folder(folder) as url:
-        yield Web(folder, url)
+    directory = tmp_path / "web"
+    directory.mkdir()
+    with servers.serve_directory(directory) as url:
+        yield Web(directory, url)
 
 
-def test_who_is_believed_on_the_network(place: Place, users: Any) -> None:
+def test_who_is_trusted_on_the_network(place: Place, users: Any) -> None:
     ada, eve, reader, stranger = (users(name) for name in ("ada", "eve", "reader", "stranger"))
     reader.trusts(ada.make_key())
     eve.make_key()
@@ -200,7 +200,7 @@ def test_who_is_believed_on_the_network(place: Place, users: Any) -> None:
     refused(
         eves, f"{place.url('eves')}/tree.json: is signed by no trusted key (", "`bootseer keys trust FILE.pub`"
     )
-    refused(unsigned, "is not signed, and", "nobody can tell who wrote to it", "`bootseer keys make`")
+    refused(unsigned, "is not signed, and", "the writers of a store of this kind", "`bootseer keys make`")
     # Without any key, and with one that did not sign it.
     stranger_order = [place.order(name) for name in names]
     for _ in range(2):
@@ -266,8 +266,8 @@ def test_what_was_tampered_with(place: Place, users: Any) -> None:
         (with_(signatures=[]), "Untrusted", "is not signed"),
         (with_(signatures=[signature | {"keyid": "0" * 64}]), "Untrusted", "is signed by no trusted key"),
         (with_(payloadType="application/json"), "IntegrityError", "holds 'application/json' instead"),
-        (head[:-1], "IntegrityError", "is no DSSE envelope"),
-        (b"", "IntegrityError", "is no DSSE envelope"),
+        (head[:-1], "IntegrityError", "is not a DSSE envelope"),
+        (b"", "IntegrityError", "is not a DSSE envelope"),
         (b" " * 70_000 + head, "IntegrityError", "at most 65536"),
     ):
         place.write("tree/tree.json", changed)
@@ -293,7 +293,7 @@ def test_a_pinned_tree_needs_no_key(place: Place, users: Any) -> None:
     order = place.order("tree")
     refused(stranger.runs(order)[0], "is not signed")
     found = stranger.runs(order | {"url": f"{order['url']}@sha256:{digest}"})[0]
-    assert (found["source"], found["because"]) == ("right", "the digest was asked for")
+    assert (found["source"], found["because"]) == ("right", "the digest was requested")
     refused(stranger.runs(order | {"digest": "0" * 64})[0], error="NotFound")
 
 
@@ -311,7 +311,7 @@ def shared() -> Iterator[Path]:
 @pytest.mark.system
 @needs_root
 @needs_program("setpriv")
-def test_folders_of_several_users(shared: Path) -> None:
+def test_directories_of_several_users(shared: Path) -> None:
     before = os.umask(0o022)
     try:
         root = User(shared / "keys-0", "root")
@@ -442,21 +442,21 @@ def test_keys_from_making_to_forgetting(users: Any) -> None:
     line = made.stdout.splitlines()[0]
     assert line.startswith("ssh-ed25519 AAAA") and line.endswith(" ada@work")
     assert f"{ada.keys}/own.pem" in made.stdout and f"{ada.keys}/own.pub" in made.stdout
-    (way,) = [text for text in made.stdout.splitlines() if "teammates trust it by: " in text]
+    (way,) = [text for text in made.stdout.splitlines() if "teammates trust it with: " in text]
     assert "PRIVATE" not in made.stdout + made.stderr
     again = ada.key("make", status=1)
-    assert again.stderr.startswith("bootseer: error: ") and "is there already" in again.stderr
+    assert again.stderr.startswith("bootseer: error: ") and "already exists" in again.stderr
     shown = ada.key("show")
     assert shown.stdout == line + "\n" and "own.pem" in shown.stderr
 
-    command = way.partition("by: ")[2].replace("bootseer keys trust -", "cat")
+    command = way.partition("with: ")[2].replace("bootseer keys trust -", "cat")
     (piped,) = subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout.splitlines()
     assert piped == line
     told = bob.key("trust", "-", text=piped)
-    told_again = bob.key("trust", "-", "--json", text=piped)
+    reported_again = bob.key("trust", "-", "--json", text=piped)
     keyid = json.loads(ada.key("show", "--json").stdout)["keyid"]
     assert keyid in told.stdout
-    (record,) = json.loads(told_again.stdout)["keys"]
+    (record,) = json.loads(reported_again.stdout)["keys"]
     assert (record["keyid"], record["name"], record["line"]) == (keyid, "ada@work", line)
     assert Path(record["path"]).read_text() == line + "\n"
 
@@ -469,7 +469,7 @@ def test_keys_from_making_to_forgetting(users: Any) -> None:
     assert keyid in bob.key("forget", keyid[:12]).stdout
     assert "no key is trusted" in bob.key("list").stdout
     assert "`bootseer keys list` lists them" in bob.key("forget", "ada@work", status=1).stderr
-    assert "`bootseer keys make` makes one" in bob.key("show", status=1).stderr
+    assert "make one with `bootseer keys make`" in bob.key("show", status=1).stderr
 
 
 def test_keys_from_files(users: Any, tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_keys_from_files(users: Any, tmp_path: Path) -> None:
     for data, text in (
         ((ada.keys / "own.pem").read_bytes(), "is a private key: give the public one beside it"),
         (b"ssh-rsa AAAA x", "is a key of kind ssh-rsa"),
-        (b"", "holds no public key"), (b"\xff", "is no public key"), (b"x" * 70_000, "is larger than 65536"),
+        (b"", "holds no public key"), (b"\xff", "is not a public key"), (b"x" * 70_000, "is larger than 65536"),
     ):  # fmt: skip
         (tmp_path / "file").write_bytes(data)
         done = bob.key("trust", tmp_path / "file", status=1)

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from bootseer.mounts.tree_mount import unmount_tree
+from bootseer.mounts.tree_daemon.mount import unmount_tree
 from bootseer.own_module import command_of
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests import support
 from tests.integration.mounted_trees import need_mounts
-from tests.integration.setup_jobs import Machine, agent_events, keepers_end, setup_span
+from tests.integration.setup_jobs import Machine, agent_events, services_end, setup_span
 from tests.integration.test_materialise_user import USER, User
 from tests.support import lacking, wait_until
 
@@ -40,7 +40,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine.environ["BOOTSEER_RUNTIME"] = os.fspath(tmp_path / "run")
     machine.environ["BOOTSEER_KEYS"] = os.fspath(tmp_path / "keys")
     yield machine
-    keepers_end()
+    services_end()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def publish(machine: Machine, bootrun: support.Programs, tmp_path: Path) -> Call
         argv = machine.flags("--log-dir", os.fspath(tmp_path / "first"), *UNPACK, *flags)
         done = start_job(machine, bootrun, *argv)
         assert done.status == 0, done.stderr
-        keepers_end()
+        services_end()
         machine.renew()
 
     return publish
@@ -144,7 +144,7 @@ def test_where_nothing_is_mounted_the_environment_is_unpacked_before(
 
 def test_what_the_store_does_not_have_is_left_to_the_first_start(machine: Machine) -> None:
     done = warm(machine, *flags(machine, *UNPACK), *_script(machine))
-    assert done.stdout == "env: the store does not have it: the first start makes it\n"
+    assert done.stdout == "env: the store does not have it: the first start builds it\n"
     assert machine.count() == 0, "set-up is the job's business"
 
 
@@ -179,7 +179,7 @@ def test_first_step_caches_are_seeded(
     plain = ["--env-store", os.fspath(machine.store), *caches]
     done = start_job(machine, bootrun, "--standalone", *plain)
     assert done.status == 0, done.stderr
-    keepers_end()
+    services_end()
     shutil.rmtree(kernels)
     shutil.rmtree(machine.folder / "cache")
     found = stages(machine, *plain)["caches"]
@@ -193,11 +193,11 @@ def test_a_store_that_is_gone_fails_its_stage_alone(machine: Machine, publish: C
         shutil.rmtree(packs)
     found = stages(machine, "--rate", "1GB", *flags(machine, *UNPACK, keeps_caches=True), status=1)
     assert found["env"]["how"] == "failed"
-    assert found["caches"]["how"] == "nothing", "they belong to the environment"
+    assert found["caches"]["how"] == "nothing", "they depend on the environment"
 
 
 def test_nothing_to_warm_is_a_mistake(machine: Machine) -> None:
-    assert "nothing that can be warmed" in warm(machine, *_script(machine), status=2).stderr
+    assert "nothing to warm" in warm(machine, *_script(machine), status=2).stderr
 
 
 def test_a_worker_whose_daemon_is_gone_ends_without_a_word() -> None:
@@ -227,7 +227,7 @@ def test_an_image_that_nobody_recorded_is_opened_faster_all_the_same(machine: Ma
     assert found["script"] == ""
     (image,) = found["stages"]
     assert (image["how"], image["size_bytes"]) == ("cached", 0)
-    assert "no start of it was recorded" in image["text"]
+    assert "no access trace yet" in image["text"]
     cached = machine.folder / "cache" / "trees" / image["what"]
     assert list(cached.glob("erofs-*")), "what a mount reads is there"
 
@@ -246,21 +246,21 @@ def test_a_job_takes_over_a_checkpoint_that_is_held(machine: Machine, bootrun: s
     machine.script.write_text(LOADS)
     with FaultyHttpServer({"model.bin": data}) as server:
         flags = ("--load-checkpoint", server.url_of("model.bin"), "--checkpoint-memory", "200MB")
-        holder = start_warm(machine, "--hold", 60, *flags, machine.script)
+        sandbox = start_warm(machine, "--hold", 60, *flags, machine.script)
         try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline().startswith("checkpoint: held, 41.9 MB")
+            assert sandbox.stdout is not None
+            assert sandbox.stdout.readline().startswith("checkpoint: held, 41.9 MB")
             before = server.served_bytes["model.bin"]
             done = start_job(machine, bootrun, "--standalone", *flags)
             assert done.status == 0, done.stderr
             assert f"loaded {hashlib.sha256(data).hexdigest()}" in done.stdout
             assert "was in this node's memory already" in done.stderr
             assert server.served_bytes["model.bin"] - before < 1 << 20, "only what tells which version it is"
-            _, err = holder.communicate(timeout=30)
-            assert holder.returncode == 0 and "a job has taken the checkpoint" in err
+            _, err = sandbox.communicate(timeout=30)
+            assert sandbox.returncode == 0 and "a job has taken the checkpoint" in err
         finally:
-            holder.kill()
-            holder.communicate()
+            sandbox.kill()
+            sandbox.communicate()
 
 
 def test_nobody_takes_another_version(machine: Machine, bootrun: support.Programs) -> None:
@@ -268,29 +268,29 @@ def test_nobody_takes_another_version(machine: Machine, bootrun: support.Program
     old, new = os.urandom(1 << 20), os.urandom(1 << 20)
     with FaultyHttpServer({"model.bin": old}) as server:
         flags = ("--load-checkpoint", server.url_of("model.bin"), "--checkpoint-memory", "200MB")
-        holder = start_warm(machine, "--hold", 60, *flags, machine.script)
+        sandbox = start_warm(machine, "--hold", 60, *flags, machine.script)
         try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline().startswith("checkpoint: held")
+            assert sandbox.stdout is not None
+            assert sandbox.stdout.readline().startswith("checkpoint: held")
             server.files["model.bin"] = memoryview(new)
             server.change("model.bin")
             done = start_job(machine, bootrun, "--standalone", *flags)
             assert f"loaded {hashlib.sha256(new).hexdigest()}" in done.stdout, done.stderr
-            holder.send_signal(signal.SIGTERM)
-            assert holder.wait(30) == 0
+            sandbox.send_signal(signal.SIGTERM)
+            assert sandbox.wait(30) == 0
         finally:
-            holder.kill()
-            holder.communicate()
+            sandbox.kill()
+            sandbox.communicate()
 
 
 def test_without_hold_a_checkpoint_is_left_where_it_is(machine: Machine) -> None:
     found = stages(machine, "--load-checkpoint", "/nowhere")["checkpoint"]
     assert (found["how"], found["text"]) == (
         "nothing",
-        "left alone: --checkpoint-disk keeps it on this node's disk, --hold in memory",
+        "not loaded: --checkpoint-disk keeps it on this node's disk, --hold in memory",
     )
     found = stages(machine, "--hold", 5, "--load-checkpoint", "/nowhere")["checkpoint"]
-    assert (found["how"], found["text"]) == ("nothing", "there is none yet")
+    assert (found["how"], found["text"]) == ("nothing", "there is no checkpoint yet")
 
 
 # ---- job files -----------------------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_job_files_are_worked_on_once(machine: Machine, publish: Callable[..., N
     done = warm(machine, "--jobs", jobs, "--once", status=1)
     assert "a.toml: env: unpacked" in done.stderr
     assert "b.toml: b.toml:1: unknown table [images]" in done.stderr
-    assert "c.toml: not worked on: others can write to it" in done.stderr
-    assert "d.toml: d.toml: [job] command: is no command line of bootrun" in done.stderr
+    assert "c.toml: refused: others can write to it" in done.stderr
+    assert "d.toml: d.toml: [job] command: not a valid command line of bootrun" in done.stderr
     assert subprocess.run([machine.venv / "bin" / "small"], capture_output=True, text=True).stdout == "1.0\n"
     assert "no `bootseer warm --jobs`" in warm(machine, "--status", status=1).stderr, "it has ended"
 
@@ -410,9 +410,9 @@ def working() -> list[support.Process]:
 def other(tmp_path: Path) -> Iterator[User]:
     if os.geteuid():
         lacking("another user is made by root")
-    for folder in (tmp_path, *tmp_path.parents):
-        if not folder.stat().st_mode & 1:
-            folder.chmod(folder.stat().st_mode | 0o711)  # of pytest's own
+    for directory in (tmp_path, *tmp_path.parents):
+        if not directory.stat().st_mode & 1:
+            directory.chmod(directory.stat().st_mode | 0o711)  # of pytest's own
     user = User(tmp_path)
     yield user
     user.close()
@@ -457,7 +457,7 @@ def test_root_works_on_a_file_as_its_owner(other: User, tmp_path: Path) -> None:
     assert "BOOTSEER_RUNTIME" not in environ, "the daemon's own settings are not the user's"
 
 
-def test_a_user_who_cannot_read_bootseer_is_told_so(other: User, tmp_path: Path) -> None:
+def test_a_user_who_cannot_read_bootseer_is_reported_so(other: User, tmp_path: Path) -> None:
     if os.access("/", os.R_OK) and not any(not each.stat().st_mode & 1 for each in Path(sys.base_prefix).parents):
         pytest.skip("everybody can read this Python")
     jobs = tmp_path / "jobs"

@@ -216,7 +216,7 @@ def test_w09_the_report_has_the_end_of_standard_error(warts: Warts) -> None:
     _, _, report = done.stderr.partition("Root Cause")
     assert "ValueError: wrong number" in report
     assert "in load" in report
-    (page,) = re.findall(r"^  page      : (.+)$", report, re.MULTILINE)
+    (page,) = re.findall(r"^  record    : (.+)$", report, re.MULTILINE)
     assert Path(page).read_text().startswith("failure 0 of job ")
 
 

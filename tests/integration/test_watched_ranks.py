@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.loop import Loop
-from launcher.supervise import collector as collecting
-from launcher.supervise import collector as collector_module
-from launcher.supervise.collector import StackCollector
-from launcher.supervise.facts import RankFacts
-from launcher.supervise.sampler import Sampler
-from launcher.supervise.stacks import RankStacks, Source, find_odd, group_stacks
+from launcher.base import children
+from launcher.base.facts import RankFacts
+from launcher.base.loop import Loop
+from launcher.monitor.samples import stack_collector as collecting
+from launcher.monitor.samples import stack_collector as collector_module
+from launcher.monitor.samples.sampler import Sampler
+from launcher.monitor.samples.stack_collector import StackCollector
+from launcher.monitor.samples.stacks import RankStacks, Source, find_odd, group_stacks
 from tests.integration.watched_ranks import Logs, SeenRank, collect, find_ranks
 from tests.support import BOOTRUN, Program, Programs, is_running, wait_until
 
@@ -29,7 +30,7 @@ def ready():
     open("ready-%d" % rank, "w").close()
 def wait():
     while True:
-        time.sleep(0.02)
+        signal.pause()  # never runs by itself: /proc shows where it waits at any time
 """
 FORKED = pytest.mark.parametrize("fork", ["on", "off"])
 
@@ -113,7 +114,7 @@ def test_steps_of_real_optimizers_are_counted(program: Programs, tmp_path: Path,
     job.wait()
 
 
-BEATS = """
+HEARTBEATS = """
 for step in range(rank * 10 + 1):
     heartbeat(100 + step, {"loss": 0.5})
 ready()
@@ -124,7 +125,7 @@ wait()
 @FORKED
 @pytest.mark.parametrize("options", [[], ["--events-dir", "/dev/null"], ["--log-dir", "/dev/null"]])
 def test_heartbeats_are_counted(program: Programs, tmp_path: Path, fork: str, options: list[str]) -> None:
-    job = start(program, tmp_path, BEATS, 2, "--fork-ranks", fork, *options)
+    job = start(program, tmp_path, HEARTBEATS, 2, "--fork-ranks", fork, *options)
     pages = [rank.page() for rank in find_ranks(job, 2)]
     assert [(page.steps, page.step) for page in pages if page is not None] == [(1, 100), (11, 110)]
     job.signal(signal.SIGTERM)
@@ -332,8 +333,8 @@ def test_ranks_that_do_the_same_are_one_group(
     for rank in ranks:
         wait_until(lambda rank=rank: state_of(rank.pid) == "S")  # type: ignore[misc]
     collector = StackCollector(loop, ranks, py_spy="")
-    for most_bytes in (collector_module.KEEP_BYTES, 100, 100):  # the second time its old answers are thrown away
-        monkeypatch.setattr(collector_module, "KEEP_BYTES", most_bytes)
+    for max_bytes in (collector_module.KEEP_BYTES, 100, 100):  # the second time its old answers are thrown away
+        monkeypatch.setattr(collector_module, "KEEP_BYTES", max_bytes)
         found = collect(collector, loop)
         assert all(each.source is Source.HANDLER for each in found.values())
         groups = group_stacks(found)
@@ -411,7 +412,7 @@ def test_py_spy_is_asked_where_there_is_no_handler(
         assert [each.source for each in found.values()] == [Source.KERNEL] * 2
     job.signal(signal.SIGTERM)
     job.wait()
-    wait_until(lambda: collecting._reap() or not collecting._killed)
+    wait_until(children.reap_left)
 
 
 # ---- what /proc says -----------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from bootseer.blocks import open_cache
 from bootseer.errors import BootseerError
-from bootseer.mounts.tree_control import Control
-from bootseer.mounts.tree_mount import TreeOptions, list_trees, mount_tree, unmount_tree
+from bootseer.ipc.client import Client
+from bootseer.mounts.tree_daemon.mount import TreeOptions, list_trees, mount_tree, unmount_tree
 
 
 def mount(url: str) -> None:
@@ -72,7 +72,7 @@ def attack(
 
 
 def _ask(path: str) -> object:
-    control = Control.connect(path)
+    control = Client.connect(path)
     assert control is not None
     with control:
         return control.ask("stop", force=True)

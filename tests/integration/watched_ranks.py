@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from launcher.loop import Loop
-from launcher.supervise.collector import StackCollector
-from launcher.supervise.page import Page, read_page
-from launcher.supervise.stacks import RankStacks
+from launcher.base.loop import Loop
+from launcher.monitor.samples.stack_collector import StackCollector
+from launcher.monitor.samples.stacks import RankStacks
+from launcher.monitor.samples.stats_page import StatsPage, read_page
 from tests.support import Program, descendants, wait_until
 
 
@@ -33,7 +33,7 @@ class SeenRank(NamedTuple):
     def stacks_file(self) -> str:
         return self.page_file
 
-    def page(self) -> Page | None:
+    def page(self) -> StatsPage | None:
         try:
             fd = os.open(self.page_file, os.O_RDONLY)
         except OSError:
@@ -66,7 +66,7 @@ def _list_ranks(bootrun: int) -> list[SeenRank]:
                 environ = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
         except OSError:
             continue
-        place = next((n for n, word in enumerate(words) if os.path.basename(word).startswith("inside.")), -1)
+        place = next((n for n, word in enumerate(words) if os.path.basename(word).startswith("bootstrap.")), -1)
         # A rank, not what it has forked, nor the preloaded process.
         is_outer = process.ppid not in {rank.pid for rank in found}
         if b"LOCAL_RANK" in environ and is_outer and (place < 0 or words[place + 1] != "preload"):

@@ -112,7 +112,7 @@ class Probe(NamedTuple):
     """One small job and what is compared."""
 
     name: str
-    shows: str  # one line for docs/torchrun.md
+    shows: str  # one line for docs/reference/torchrun.md
     args: tuple[str, ...] = ()  # of every agent, before its own
     agents: tuple[Agent, ...] = (Agent(()),)
     script: str = ""  # the program of the ranks; "" is none

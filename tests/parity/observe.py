@@ -24,7 +24,7 @@ TEMP = re.compile(r"(?<=tmp/)([a-z]+_)[A-Za-z0-9_]{8}")
 LAUNCHER_TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n\s+File \"[^\"]*(?:torchrun|bootrun|torch/|launcher/)"
 )
-MOST_FILE_CHARS = 2000
+MAX_FILE_CHARS = 2000
 
 
 class Seen(NamedTuple):
@@ -58,7 +58,7 @@ def _status(_probe: Probe, seen: Seen) -> Any:
     return seen.statuses
 
 
-def _told(_probe: Probe, seen: Seen) -> Any:
+def _reported(_probe: Probe, seen: Seen) -> Any:
     told = {}
     for name in sorted(os.listdir(f"{seen.dir}/out")):
         if name.endswith(".json"):
@@ -89,24 +89,26 @@ def _stderr(_probe: Probe, seen: Seen) -> Any:
 def _tree(_probe: Probe, seen: Seen) -> Any:
     found = []
     for root in (f"{seen.dir}/logs", f"{seen.dir}/tmp"):
-        for folder, folders, files in os.walk(root):
-            folders[:] = [name for name in folders if name != "events"]
+        for directory, directories, files in os.walk(root):
+            directories[:] = [name for name in directories if name != "events"]
             own = [name for name in files if not _PAGE.fullmatch(name)]
-            names = [*own, *(f"{name}/" for name in folders if not os.listdir(f"{folder}/{name}"))]
-            found += [os.path.relpath(f"{folder}/{name}", seen.dir) for name in names]
+            names = [*own, *(f"{name}/" for name in directories if not os.listdir(f"{directory}/{name}"))]
+            found += [os.path.relpath(f"{directory}/{name}", seen.dir) for name in names]
     # multiprocessing makes folders in TMPDIR; event files and pages of failures are facts of their own.
     return sorted(path for path in found if not path.startswith("tmp/pymp-"))
 
 
 def _pages(_probe: Probe, seen: Seen) -> Any:
     """Pages of failures beside the attempts."""
-    found = [name for _folder, _folders, files in os.walk(f"{seen.dir}/logs") for name in files]
+    found = [name for _directory, _directories, files in os.walk(f"{seen.dir}/logs") for name in files]
     return sorted(name for name in found if _PAGE.fullmatch(name))
 
 
 def _events(_probe: Probe, seen: Seen) -> Any:
     """Whether there is a folder with event files beside the attempts."""
-    return any(folder.endswith("/events") and files for folder, _folders, files in os.walk(f"{seen.dir}/logs"))
+    return any(
+        directory.endswith("/events") and files for directory, _directories, files in os.walk(f"{seen.dir}/logs")
+    )
 
 
 def _files(_probe: Probe, seen: Seen) -> Any:
@@ -116,7 +118,7 @@ def _files(_probe: Probe, seen: Seen) -> Any:
         if os.path.isfile(whole) and not path.endswith("error.json"):
             with open(whole, encoding="utf-8", errors="surrogateescape") as file:
                 text = file.read()
-            contents[path] = text if len(text) <= MOST_FILE_CHARS else f"{len(text)} characters"
+            contents[path] = text if len(text) <= MAX_FILE_CHARS else f"{len(text)} characters"
     return contents
 
 
@@ -230,7 +232,7 @@ def _synopsis(text: str) -> str:
 
 GATHER = {
     "status": _status,
-    "told": _told,
+    "told": _reported,
     "stdout": _stdout,
     "said": _said,
     "stderr": _stderr,

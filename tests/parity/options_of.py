@@ -35,9 +35,9 @@ def load() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def read(folder: str) -> list[dict[str, Any]]:
+def read(directory: str) -> list[dict[str, Any]]:
     """Of the torch in this folder; "": the one that is installed."""
-    made = subprocess.run([sys.executable, "-c", _READ, folder], check=True, capture_output=True, text=True)
+    made = subprocess.run([sys.executable, "-c", _READ, directory], check=True, capture_output=True, text=True)
     found: list[dict[str, Any]] = json.loads(made.stdout)
     return found
 
@@ -69,10 +69,10 @@ def main(argv: list[str]) -> int:
 
     recorded = load() if os.path.exists(PATH) else {}
     installed = metadata.version("torch").partition("+")[0]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         if argv[0] != installed:
-            overlay.make(argv[0], folder, argv[1] if len(argv) > 1 else "")
-        recorded[argv[0]] = read("" if argv[0] == installed else folder)
+            overlay.make(argv[0], directory, argv[1] if len(argv) > 1 else "")
+        recorded[argv[0]] = read("" if argv[0] == installed else directory)
     with open(PATH, "w", encoding="utf-8") as file:
         json.dump(recorded, file, indent=1, sort_keys=True)
         file.write("\n")

@@ -31,23 +31,23 @@ if __name__ == "__main__":  # processes that it spawns import it anew
 """
 
 
-def make(version: str, folder: str, wheel: str = "") -> str:
-    """The path of torchrun of that version, made below `folder`; without a wheel pip brings one."""
+def make(version: str, directory: str, wheel: str = "") -> str:
+    """The path of torchrun of that version, made below `directory`; without a wheel pip brings one."""
     installed = Path(str(metadata.distribution("torch").locate_file("torch")))
-    made = Path(folder) / "torch"
+    made = Path(directory) / "torch"
     if not wheel:
-        argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder, f"torch=={version}"]
+        argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", directory, f"torch=={version}"]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-        [wheel] = glob.glob(f"{folder}/torch-{version}*.whl")
+        [wheel] = glob.glob(f"{directory}/torch-{version}*.whl")
     _link(installed, made, apart={part.partition("/")[0] for part in PARTS} | {"version.py"})
     _link(installed / "distributed", made / "distributed", {part.partition("/")[2] for part in PARTS})
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             inside = name.removeprefix("torch/")
             if inside == "version.py" or inside.startswith(tuple(PARTS)):
-                archive.extract(name, folder)
-    script = Path(folder) / "torchrun"
-    script.write_text(SCRIPT.format(python=sys.executable, folder=folder), encoding="utf-8")
+                archive.extract(name, directory)
+    script = Path(directory) / "torchrun"
+    script.write_text(SCRIPT.format(python=sys.executable, folder=directory), encoding="utf-8")
     script.chmod(0o755)
     return os.fspath(script)
 

@@ -22,12 +22,12 @@ from tests.parity.probes import BY_NAME, PROBES
 from tests.parity.runner import run
 from tests.support import TORCHRUN
 
-FOLDER = os.path.join(os.path.dirname(__file__), "recorded")
+DIRECTORY = os.path.join(os.path.dirname(__file__), "recorded")
 
 
 def path_of(version: str) -> str:
     """The file of a torch version; its local part ("+cpu") makes no difference."""
-    return os.path.join(FOLDER, f"torch-{version.partition('+')[0]}.json")
+    return os.path.join(DIRECTORY, f"torch-{version.partition('+')[0]}.json")
 
 
 def load(path: str) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def main() -> int:
     parser.add_argument("--wheel", default="", help="of that version; default: pip brings it")
     args = parser.parse_args()
     version = args.torch or metadata.version("torch")
-    with tempfile.TemporaryDirectory(prefix="parity-torch-") as folder:
-        torchrun = overlay.make(version, folder, args.wheel) if args.torch else TORCHRUN
+    with tempfile.TemporaryDirectory(prefix="parity-torch-") as directory:
+        torchrun = overlay.make(version, directory, args.wheel) if args.torch else TORCHRUN
         return record_all(args, version, torchrun)
 
 

@@ -1,20 +1,20 @@
 """Every probe through bootrun, its ranks exec'd, forked or without hooks, against torchrun when it was recorded.
 
 Some probes run through torchrun itself each time. A difference that no probe declares is a failure, and so is a
-declared one that is not there any more. bootrun runs a probe once for the recordings of all torch versions. To
-fork ranks with torch takes its import each time: of the probes that do not use it only every fourth has it, and
-all with BOOTSEER_CAMPAIGN=full.
+declared one that is not there any more. bootrun runs a probe once for the recordings of all torch versions: in CI
+in one of the ways, in turn, in the campaign in all of them. To fork ranks with torch takes its import each time.
+Of the probes that do not use it only every fourth has it, and all in the campaign.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 from importlib import metadata
 
 import pytest
 
+from tests.campaign import IS_FULL
 from tests.parity.compare import Verdict, compare
 from tests.parity.model import Observation, Probe
 from tests.parity.probes import PROBES
@@ -37,7 +37,6 @@ WAYS = {
 }
 
 
-IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
 WITH_TORCH = {probe.name for number, probe in enumerate(PROBES) if IS_FULL or probe.needs_torch or number % 4 == 0}
 
 
@@ -63,6 +62,26 @@ def test_bootrun_shows_what_torchrun_showed(probe: Probe, way: str, verdicts: Ve
         if probe.name in recorded["probes"]:
             key = way if version == INSTALLED else f"{way}-{version}"
             check(probe, key, recorded["probes"][probe.name]["observation"], ours, verdicts)
+
+
+def test_each_probe_was_compared(request: pytest.FixtureRequest, verdicts: Verdicts) -> None:
+    """All that the tests above had to compare: each probe, in the campaign in each way."""
+    config = request.config
+    if config.option.keyword or config.option.markexpr or any("::" in argument for argument in config.args):
+        pytest.skip("tests are chosen by hand")
+    name = test_bootrun_shows_what_torchrun_showed.__name__
+    items = [item for item in request.session.items if getattr(item, "originalname", "") == name]
+    ran = [(item.callspec.params["probe"], item.callspec.params["way"]) for item in items]  # type: ignore[attr-defined]
+    assert {probe.name for probe, _way in ran} == {probe.name for probe in PROBES}
+    assert {way for _probe, way in ran} == set(WAYS)
+    assert not IS_FULL or len(ran) == len(PROBES) * len(WAYS)
+    wanted = {
+        (probe.name, way if version == INSTALLED else f"{way}-{version}")
+        for probe, way in ran
+        for version, recorded in {INSTALLED: RECORDED, **NEWER}.items()
+        if probe.name in recorded["probes"] and (SAME_PYTHON or not probe.python_bound)
+    }
+    assert wanted <= set(verdicts)
 
 
 @pytest.mark.slow

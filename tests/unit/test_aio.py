@@ -137,7 +137,7 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-# ---- run_apart
+# ---- run_abandonable
 
 
 def test_run_apart_gives_up_what_makes_no_progress() -> None:
@@ -147,13 +147,13 @@ def test_run_apart_gives_up_what_makes_no_progress() -> None:
         before = aio.statistics()
         started_s = time.monotonic()
         with pytest.raises(TimeoutError):
-            await aio.run_apart(block, timeout_s=0.05)
+            await aio.run_abandonable(block, timeout_s=0.05)
         assert 0.04 < time.monotonic() - started_s < 5.0
         after = aio.statistics()
         assert after["abandoned"] == 1
         assert after["abandoned_ever"] == before["abandoned_ever"] + 1
         assert after["apart_threads"] == 0, "it counts no longer"
-        assert await aio.run_apart(pow, 2, 3, timeout_s=5.0) == 8, "others go on"
+        assert await aio.run_abandonable(pow, 2, 3, timeout_s=5.0) == 8, "others go on"
         block.go.set()
         await until(lambda: aio.statistics()["abandoned"] == 0)
 
@@ -170,7 +170,7 @@ def test_run_apart_waits_as_long_as_there_is_progress() -> None:
         return "done"
 
     async def main() -> None:
-        assert await aio.run_apart(work, timeout_s=0.2, moved_s=lambda: moved[0]) == "done"
+        assert await aio.run_abandonable(work, timeout_s=0.2, moved_s=lambda: moved[0]) == "done"
 
     asyncio.run(main())
 
@@ -179,7 +179,7 @@ def test_a_cancelled_run_apart_is_out_at_once() -> None:
     block = Block()
 
     async def main() -> None:
-        task = asyncio.create_task(aio.run_apart(block, timeout_s=20.0))
+        task = asyncio.create_task(aio.run_abandonable(block, timeout_s=20.0))
         await until(block.has_begun.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -191,19 +191,19 @@ def test_a_cancelled_run_apart_is_out_at_once() -> None:
 
 
 def test_too_many_hanging_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "MOST_ABANDONED", 3)
+    monkeypatch.setattr(aio, "MAX_ABANDONED", 3)
     blocks = [Block() for _ in range(3)]
 
     async def main() -> None:
         for block in blocks:
             with pytest.raises(TimeoutError):
-                await aio.run_apart(block, timeout_s=0.01)
+                await aio.run_abandonable(block, timeout_s=0.01)
         with pytest.raises(Unavailable, match="hang"):
-            await aio.run_apart(time.monotonic, timeout_s=1.0)
+            await aio.run_abandonable(time.monotonic, timeout_s=1.0)
         for block in blocks:
             block.go.set()
         await until(lambda: aio.statistics()["abandoned"] == 0)
-        await aio.run_apart(time.monotonic, timeout_s=1.0)
+        await aio.run_abandonable(time.monotonic, timeout_s=1.0)
 
     asyncio.run(main())
 
@@ -214,14 +214,14 @@ def test_a_call_given_up_before_it_began_never_does(monkeypatch: pytest.MonkeyPa
     ran: list[int] = []
 
     async def main() -> None:
-        task = asyncio.create_task(aio.run_apart(block, timeout_s=20.0))
+        task = asyncio.create_task(aio.run_abandonable(block, timeout_s=20.0))
         await until(block.has_begun.is_set)
         with pytest.raises(TimeoutError):
-            await aio.run_apart(ran.append, 1, timeout_s=0.02)
+            await aio.run_abandonable(ran.append, 1, timeout_s=0.02)
         assert aio.statistics()["abandoned"] == 0, "nothing hangs"
         block.go.set()
         assert await task == "done"
-        assert await aio.run_apart(pow, 2, 3, timeout_s=5.0) == 8
+        assert await aio.run_abandonable(pow, 2, 3, timeout_s=5.0) == 8
         assert ran == []
 
     asyncio.run(main())
@@ -327,7 +327,7 @@ def test_retry_waits_at_random_but_not_past_its_budget(monkeypatch: pytest.Monke
     async def call(attempt: int) -> None:
         raise Unavailable("busy", retry_after_s=7.0 if attempt == 3 else 0.0)
 
-    policy = aio.RetryPolicy(tries=6, base_s=1.0, most_s=3.0, budget_s=100.0)
+    policy = aio.RetryPolicy(tries=6, base_s=1.0, max_s=3.0, budget_s=100.0)
     with pytest.raises(Unavailable):
         asyncio.run(aio.retry(policy, call, jitter=lambda: 0.5))
     assert waits == [0.5, 1.0, 1.5, 7.0, 1.5]
@@ -400,7 +400,7 @@ def test_an_interrupt_cancels_the_coroutine() -> None:
     assert aio.run_sync(double(1)) == 2
 
 
-def test_close_ends_what_runs_and_the_next_call_begins_anew() -> None:
+def test_close_ends_what_runs_and_the_next_call_begins_again() -> None:
     is_running = threading.Event()
     found: list[BaseException] = []
 
@@ -454,12 +454,12 @@ def test_after_a_fork_both_sides_go_on() -> None:
         from bootseer import aio
 
         async def work():
-            return await aio.run_io(pow, 2, 5) + await aio.run_apart(pow, 2, 4, timeout_s=5.0)
+            return await aio.run_io(pow, 2, 5) + await aio.run_abandonable(pow, 2, 4, timeout_s=5.0)
 
         assert aio.run_sync(work()) == 48
         hold = threading.Event()
         async def hang():
-            await aio.run_apart(hold.wait, 30, timeout_s=30.0)
+            await aio.run_abandonable(hold.wait, 30, timeout_s=30.0)
         background = threading.Thread(target=lambda: aio.run_sync(hang()), daemon=True)
         background.start()
         pid = os.fork()
@@ -487,7 +487,7 @@ def test_a_hanging_call_does_not_keep_the_process_from_ending() -> None:
         from bootseer import aio
         async def main():
             try:
-                await aio.run_apart(threading.Event().wait, timeout_s=0.05)
+                await aio.run_abandonable(threading.Event().wait, timeout_s=0.05)
             except TimeoutError:
                 print("given up")
         aio.run_sync(main())

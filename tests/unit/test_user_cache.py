@@ -22,15 +22,15 @@ def cache(tmp_path: Path) -> UserCache:
 
 
 def test_what_a_test_wrote_is_found(cache: UserCache, tmp_path: Path) -> None:
-    folder = tmp_path / "bootseer"
-    (folder / "imports/new.imports").write_text("target /tmp/bt-1/new.py")
-    (folder / "imports/theirs.imports").write_text("target /home/them/train.py")
-    (folder / "loads/0.json").write_text("{}")
-    (folder / "minihdfs/jar").write_text("kept from run to run")
-    new = [f"{folder}/imports/new.imports"]
+    directory = tmp_path / "bootseer"
+    (directory / "imports/new.imports").write_text("target /tmp/bt-1/new.py")
+    (directory / "imports/theirs.imports").write_text("target /home/them/train.py")
+    (directory / "loads/0.json").write_text("{}")
+    (directory / "minihdfs/jar").write_text("kept from run to run")
+    new = [f"{directory}/imports/new.imports"]
     assert cache.written(["/tmp/bt-1"], is_alone=False) == new
     assert cache.written(["/tmp/bt-1"], is_alone=True) == [
-        *new, f"{folder}/imports/theirs.imports", f"{folder}/loads/0.json",
+        *new, f"{directory}/imports/theirs.imports", f"{directory}/loads/0.json",
     ]  # fmt: skip
 
 

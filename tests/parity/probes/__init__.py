@@ -1,4 +1,4 @@
-"""All probes, by subject. Names are unique; docs/torchrun.md lists them in this order."""
+"""All probes, by subject. Names are unique; docs/reference/torchrun.md lists them in this order."""
 
 from tests.parity.model import Probe
 from tests.parity.probes import commandline, environment, failures, inherited, logs, nodes, processes, signals

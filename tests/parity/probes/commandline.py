@@ -9,8 +9,8 @@ ARGV = "from tell import *\ntell(argv=sys.argv[1:])\n"
 WORLD = 'from tell import *\ntell(env=env("RANK", "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME"))\n'
 RAN = "from tell import *\ntell(ran=True)\n"
 WRONG = ("status", "told", "traceback", "lines", "culprit")
-NAMED = Better("culprit.*", True, "the line names what is wrong", "W7", flags=())
-UNSUPPORTED = Better("status.*", 2, "what is not supported is wrong use of the command line: status 2")
+NAMED = Better("culprit.*", True, "the line names the wrong option", "W7", flags=())
+UNSUPPORTED = Better("status.*", 2, "an unsupported option is a usage error: status 2")
 
 
 def wrong(name: str, shows: str, args: tuple[str, ...], culprit: str, *flags: str, **rest: object) -> Probe:
@@ -35,7 +35,7 @@ PROBES = (
         "--help shows every flag of torchrun",
         ("--help",),
         facts=("status", "help"),
-        better=(Better("help.*", True, "flags of our own are there too"),),
+        better=(Better("help.*", True, "it also lists Bootseer's own flags"),),
     ),
     Probe(
         "underscores",
@@ -46,7 +46,7 @@ PROBES = (
     ),
     Probe(
         "abbreviations",
-        "prefixes that fit one flag only: --redirect=3 --standal --rol",
+        "prefixes that match only one flag: --redirect=3 --standal --rol",
         ("--standal", "--redirect=3", "--rol", "worker", "--nno", "1", "--log-d", "{logs}", "{script}"),
         script=WORLD + "print('say out')\n",
         facts=("status", "told", "tree", "stdout"),
@@ -55,14 +55,14 @@ PROBES = (
     ),
     Probe(
         "ambiguous",
-        "a prefix that fits several flags: status 2",
+        "a prefix that matches several flags: status 2",
         ("--standalone", "--rdzv", "x", "{script}"),
         script=RAN,
         facts=("status", "told"),
     ),
     Probe(
         "ambiguous-spellings",
-        "a prefix of both spellings of one flag: as argparse of this Python has it",
+        "a prefix of both spellings of one flag: as in argparse of this Python",
         ("--standalone", "--nproc=2", "{script}"),
         script=RAN,
         facts=("status", "told"),
@@ -78,20 +78,20 @@ PROBES = (
     ),
     Probe(
         "last-wins",
-        "of a flag that is given twice the last one holds",
+        "if a flag is given twice, the last one applies",
         ("--standalone", "--nproc-per-node=3", "--role=a", "--nproc_per_node=1", "--role=b", "{script}"),
         script=WORLD,
     ),
     Probe(
         "remainder",
-        "everything after the script is the script's, also flags that the launcher knows, -- and -h",
+        "all arguments after the script belong to the script, also flags of the launcher, -- and -h",
         (*STANDALONE, "{script}", "--nproc-per-node", "4", "--", "--standalone", "-h", "-m", "--", "x"),
         script=ARGV,
         live=True,
     ),
     Probe(
         "leading-dashes",
-        "a -- before the script is swallowed",
+        "a -- before the script is removed",
         (*STANDALONE, "--", "{script}", "--", "--role", "x"),
         script=ARGV,
     ),
@@ -128,14 +128,14 @@ PROBES = (
     ),
     Probe(
         "variables-lose",
-        "the command line wins over PET_* variables",
+        "the command line overrides PET_* variables",
         ("--nproc-per-node", "1", "--role", "mine", "{script}"),
         script=WORLD,
         environ={"PET_STANDALONE": "1", "PET_NPROC_PER_NODE": "2", "PET_ROLE": "theirs"},
     ),
     Probe(
         "variables-without-effect",
-        "PET_LOGS_SPECS and PET_NUMA_BINDING are no variables",
+        "PET_LOGS_SPECS and PET_NUMA_BINDING have no effect",
         (*STANDALONE, "{script}"),
         script=RAN,
         environ={"PET_LOGS_SPECS": "none-such", "PET_NUMA_BINDING": "none-such"},
@@ -158,7 +158,7 @@ PROBES = (
     ),
     Probe(
         "nproc-auto",
-        "--nproc-per-node=auto without an accelerator: as cpu",
+        "--nproc-per-node=auto without an accelerator: the same as cpu",
         ("--standalone", "--nproc-per-node", "auto", "{script}"),
         script='from tell import *\nif RANK == "0":\n'
         '    tell(all=int(os.environ["WORLD_SIZE"]) == os.cpu_count() or os.environ["WORLD_SIZE"])\n',
@@ -172,7 +172,7 @@ PROBES = (
         script=RAN,
         flags=("--event-log-handler",),
     ),
-    Probe("no-arguments", "nothing at all: status 2", (), facts=("status",)),
+    Probe("no-arguments", "no arguments: status 2", (), facts=("status",)),
     Probe("no-script", "flags without a script: status 2", STANDALONE, facts=("status",)),
     Probe(
         "unknown-flag",

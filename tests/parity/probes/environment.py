@@ -15,7 +15,7 @@ CUDA = 'from tell import *\ntell(local_rank=env("LOCAL_RANK"), cuda=env("CUDA_VI
 PROBES = (
     Probe(
         "environment",
-        "every variable that ranks have and the launcher has not",
+        "all variables that ranks have and the launcher does not",
         (*TWO, "{script}"),
         script=ALL,
         better=(OWN_STORE,),
@@ -24,14 +24,14 @@ PROBES = (
     ),
     Probe(
         "environment-plain",
-        "the same without any flag: one rank, a free port, a run id of its own",
+        "the same without any flag: one rank, a free port, its own run id",
         ("{script}",),
         script=ALL,
         better=(OWN_STORE,),
     ),
     Probe(
         "environment-own-store",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: no shared store with torchrun either, so all is the same",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: no shared store with torchrun either, so all facts are the same",
         (*TWO, "{script}"),
         script=ALL,
         environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
@@ -71,7 +71,7 @@ PROBES = (
     ),
     Probe(
         "standalone-wins",
-        "--standalone silently wins over a backend, an endpoint and an id that are given",
+        "--standalone silently overrides a given backend, endpoint and id",
         (
             "--standalone",
             "--rdzv-id",
@@ -94,21 +94,21 @@ PROBES = (
     ),
     Probe(
         "omp-threads",
-        "OMP_NUM_THREADS of the user is kept",
+        "the user's OMP_NUM_THREADS stays",
         (*TWO, "{script}"),
         script='from tell import *\ntell(env=env("OMP_NUM_THREADS"))\n',
         environ={"OMP_NUM_THREADS": "3"},
     ),
     Probe(
         "nccl-error-handling",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING of the user is kept",
+        "the user's TORCH_NCCL_ASYNC_ERROR_HANDLING stays",
         (*STANDALONE, "{script}"),
         script='from tell import *\ntell(env=env("TORCH_NCCL_ASYNC_ERROR_HANDLING"))\n',
         environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
     ),
     Probe(
         "cuda-visible-devices",
-        "CUDA_VISIBLE_DEVICES is passed on as it is",
+        "CUDA_VISIBLE_DEVICES reaches the ranks unchanged",
         (*TWO, "{script}"),
         script=CUDA,
         environ={"CUDA_VISIBLE_DEVICES": "3, 5"},
@@ -130,7 +130,7 @@ PROBES = (
     ),
     Probe(
         "virtual-local-rank-hip",
-        "HIP_VISIBLE_DEVICES wins over CUDA_VISIBLE_DEVICES, and both are set",
+        "HIP_VISIBLE_DEVICES overrides CUDA_VISIBLE_DEVICES, and both are set",
         (*TWO, "--virtual-local-rank", "{script}"),
         script=CUDA.replace('"CUDA_VISIBLE_DEVICES"', '"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"'),
         environ={"HIP_VISIBLE_DEVICES": "6, 7", "CUDA_VISIBLE_DEVICES": "3, 5"},
@@ -139,7 +139,7 @@ PROBES = (
     ),
     Probe(
         "virtual-local-rank-hip-empty",
-        "an empty HIP_VISIBLE_DEVICES is none",
+        "an empty HIP_VISIBLE_DEVICES counts as unset",
         (*TWO, "--virtual-local-rank", "{script}"),
         script=CUDA.replace('"CUDA_VISIBLE_DEVICES"', '"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"'),
         environ={"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3, 5"},
@@ -148,7 +148,7 @@ PROBES = (
     ),
     Probe(
         "user-variables",
-        "variables of the user arrive byte by byte, also those of an outer job that ranks do not overwrite",
+        "variables of the user arrive byte by byte, also those of an outer job that ranks do not set",
         (*STANDALONE, "{script}"),
         script="""from tell import *
 names = (b"ODD", b"UNICODE", b"EMPTY", b"LINES")
@@ -166,7 +166,7 @@ tell(odd=[list(os.environb[name]) for name in names], path=os.environ["PATH"] !=
     ),
     Probe(
         "outer-job",
-        "variables of an outer job that ranks have themselves are overwritten",
+        "ranks overwrite the variables of an outer job that they set themselves",
         (*STANDALONE, "{script}"),
         script=RANKS,
         environ={

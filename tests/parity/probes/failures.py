@@ -16,16 +16,14 @@ COUNTS = (
     'from tell import *\ntell(env=env("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "WORLD_SIZE"))\n'
 )
 REPORT = ("status", "report")
-RECORDED = "an uncaught exception is recorded without @record"
-MEANING = "the report says what such a signal mostly comes from"
-AGENT_TRACEBACK = Better(
-    "traceback.*", False, "the report is not preceded by a traceback of the launcher's own code", "W8"
-)
+RECORDED = "bootrun records an uncaught exception without @record"
+MEANING = "the report names the usual cause of such a signal"
+AGENT_TRACEBACK = Better("traceback.*", False, "no traceback of the launcher's own code precedes the report", "W8")
 
 PROBES = (
     Probe(
         "success",
-        "all ranks end with 0: status 0, and nothing but their output",
+        "all ranks end with 0: status 0, and only their output",
         (*TWO, "{script}"),
         script="import os\nos.write(1, b'say done %s\\n' % os.environb[b'RANK'])\n",
         facts=("status", "stdout", "report", "traceback"),
@@ -39,7 +37,7 @@ PROBES = (
     ),
     Probe(
         "failure",
-        "a rank ends with 3: status 1; the others are stopped, and the report names it",
+        "a rank ends with 3: status 1; the launcher stops the others, and the report names the rank",
         (*TWO, "{script}"),
         script=ONE_FAILS + "sys.exit(3)\n",
         facts=("status", "report", "traceback"),
@@ -48,7 +46,7 @@ PROBES = (
     ),
     Probe(
         "failure-caught",
-        "the others get SIGTERM and may end in their own way",
+        "the others get SIGTERM and may handle it",
         (*TWO, "{script}"),
         script="""from tell import *
 if RANK == "0":
@@ -62,7 +60,7 @@ sys.exit(3)
     ),
     Probe(
         "failure-signal",
-        "a rank dies by a signal: minus its number in the report, and its name",
+        "a rank dies by a signal: the report has its negative number, and its name",
         (*TWO, "{script}"),
         script=ONE_FAILS + "os.kill(os.getpid(), signal.SIGSEGV)\n",
         facts=REPORT,
@@ -119,7 +117,7 @@ sys.exit(3)
     ),
     Probe(
         "script-missing",
-        "a script that is not there: status 1",
+        "a missing script: status 1",
         (*STANDALONE, "{dir}/no-such-script.py"),
         facts=("status", "traceback", "lines", "stderr_names"),
         culprit="no-such-script.py",
@@ -128,11 +126,11 @@ sys.exit(3)
     ),
     Probe(
         "program-missing",
-        "--no-python with a program that is not there",
+        "--no-python with a missing program",
         (*STANDALONE, "--no-python", "{dir}/no-such-program"),
         facts=("status", "traceback", "stderr_names"),
         culprit="no-such-program",
-        better=(Better("traceback.*", False, "one line that names the program", "W7"),),
+        better=(Better("traceback.*", False, "one line names the program", "W7"),),
         flags=("--no-python",),
     ),
     Probe(
@@ -227,7 +225,7 @@ sys.exit(7)
     ),
     Probe(
         "error-file-own",
-        "a launcher with an error file of its own copies the first failure's there, with its exit code",
+        "a launcher with its own error file copies the first failure's there, with its exit code",
         (*TWO, "--log-dir", "{logs}", "{script}"),
         script=ONE_FAILS
         + """write_error_file(error_data("x"))
@@ -249,7 +247,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ),
     Probe(
         "nested-failure",
-        "a failure in a launcher that a rank runs: its status, and its error file passed up",
+        "a failure in a launcher that a rank runs: the outer launcher has its status and its error file",
         (*STANDALONE, "--log-dir", "{logs}", "{script}"),
         script="""from tell import *
 if os.environ.get("INNER"):
@@ -262,7 +260,7 @@ sys.exit(subprocess.run([*launcher(), "--standalone", __file__]).returncode)
     ),
     Probe(
         "restart",
-        "--max-restarts: a failure starts all ranks again; TORCHELASTIC_RESTART_COUNT goes up",
+        "--max-restarts: after a failure all ranks restart; TORCHELASTIC_RESTART_COUNT increases",
         (*TWO, "--max-restarts", "2", "{script}"),
         script=COUNTS + "meet(f'up{RESTART}', 2)\nsys.exit(RESTART < 1 and RANK == '1')\n",
         facts=("status", "told", "report"),
@@ -271,7 +269,7 @@ sys.exit(subprocess.run([*launcher(), "--standalone", __file__]).returncode)
     ),
     Probe(
         "restart-spent",
-        "a rank that fails each time: status 1 when the restarts are used up",
+        "a rank that fails each time: status 1 when no restart is left",
         (*STANDALONE, "--max-restarts", "1", "{script}"),
         script=COUNTS + "sys.exit(4)\n",
         facts=("status", "told", "report"),
@@ -279,7 +277,7 @@ sys.exit(subprocess.run([*launcher(), "--standalone", __file__]).returncode)
     ),
     Probe(
         "restart-none",
-        "without --max-restarts nothing is started again",
+        "without --max-restarts no rank restarts",
         (*STANDALONE, "{script}"),
         script=COUNTS + "sys.exit(4)\n",
         flags=("--max-restarts",),
@@ -314,7 +312,7 @@ before = open(name).read().split(" ")
 tell(same_port=before[0] == now[0], same_id=before[1] == now[1])
 """,
         better=(
-            Better("told.*.same_port", False, "each attempt has a fresh port; the old one may be in use", "W18"),
+            Better("told.*.same_port", False, "each attempt has a fresh port: the old one may be in use", "W18"),
         ),
         flags=("--max-restarts",),
     ),
@@ -331,7 +329,7 @@ wait_for("up")
 sys.exit(3)
 """,
         facts=("status", "quick"),
-        better=(Better("quick", True, "--shutdown-timeout holds on every path, also after a failure", "W1"),),
+        better=(Better("quick", True, "--shutdown-timeout applies to every stop, also after a failure", "W1"),),
         flags=("--shutdown-timeout",),
         quick_s=10.0,
     ),
@@ -345,7 +343,7 @@ sys.exit(3)
             Better(
                 "report.root.traceback_text",
                 Has(("ValueError: wrong number",)),
-                "the end of the rank's standard error instead of a hint to documentation",
+                "the report has the end of the rank's standard error, not a link to documentation",
                 "W9",
             ),
         ),

@@ -50,29 +50,30 @@ tell(ignored=[n for n in range(1, 65) if mask >> (n - 1) & 1 and n not in (32, 3
 """
 BLOCK_ALL = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
 IGNORE_ENDS = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
-KNOWN = "how ranks end is known whatever the starter blocks or ignores"
+KNOWN = "bootrun notices the ends of ranks, regardless of signals that its starter blocks or ignores"
 
 PROBES = (
     Probe(
         "inherited-state",
-        "blocked signals, limits, umask, priority and the like arrive as they are; open files and timers do not",
+        "blocked signals, limits, umask, priority and the like arrive unchanged; open files and "
+        "timers do not arrive",
         (*STANDALONE, "{script}"),
         script=STATE,
         starter=SET_STATE,
         facts=("status", "told"),
         better=(
-            Better("told.*.dies_with_parent", 9, "nothing of a job outlives its launcher", "W3"),
+            Better("told.*.dies_with_parent", 9, "no process of a job outlives its launcher", "W3"),
             Better(
                 "told.*.fds",
                 [0, 1, 2, 36],
-                "36 is one more: its steps are counted there, for hang detection",
+                "descriptor 36 is extra: the rank counts its steps there, for hang detection",
                 hooks="auto",
             ),
         ),
     ),
     Probe(
         "inherited-ignored",
-        "signals that the starter ignores stay ignored, but for those that the launcher handles",
+        "signals that the starter ignores stay ignored, except those that the launcher handles",
         (*STANDALONE, "{script}"),
         script=IGNORED,
         # Not SIGHUP, which nohup ignores on purpose (W17), nor the two for stacks of ranks.
@@ -81,7 +82,7 @@ PROBES = (
     ),
     Probe(
         "inherited-deaf",
-        "a rank fails whose starter ignores how children end: the rank ignores it too; torchrun sees a success",
+        "the starter ignores SIGCHLD, and so does a rank that fails; torchrun reports a success",
         (*STANDALONE, "{script}"),
         script=IGNORED + "sys.exit(3)\n",
         starter=IGNORE_ENDS,
@@ -98,7 +99,7 @@ PROBES = (
     ),
     Probe(
         "inherited-mask-failure",
-        "a rank fails whose starter has blocked all signals but SIGTERM",
+        "a rank fails after the starter has blocked all signals except SIGTERM",
         (*TWO, "{script}"),
         script='from tell import *\nmeet("up", 2)\nif RANK == "1":\n    sys.exit(3)\nwait_for("never", 40)\n',
         starter=BLOCK_ALL + "; signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])",
@@ -106,7 +107,7 @@ PROBES = (
     ),
     Probe(
         "inherited-mask-stop",
-        "SIGTERM to a launcher whose starter has blocked it, and whose ranks have unblocked it",
+        "SIGTERM to a launcher after its starter has blocked it and its ranks have unblocked it",
         (*STANDALONE, "{script}"),
         script="from tell import *\nsignal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
         "catch('SIGTERM')\nmark('ready')\nwait_for('never', 40)\n",

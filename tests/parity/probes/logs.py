@@ -15,7 +15,7 @@ FACTS = ("status", "files", "stdout", "said")
 PROBES = (
     Probe(
         "logs-none",
-        "without redirects all ranks share the console, unprefixed; the log directory has a folder for each",
+        "without redirects all ranks share the console, without prefix; the logs have a directory for each rank",
         (*TWO, "--log-dir", "{logs}", "{script}"),
         script=BOTH,
         facts=("status", "tree", "stdout", "said"),
@@ -23,7 +23,7 @@ PROBES = (
     ),
     Probe(
         "logs-default",
-        "without --log-dir a temporary directory is made",
+        "without --log-dir the launcher creates a temporary directory",
         (*TWO, "--redirects", "1", "{script}"),
         script=BOTH,
         facts=FACTS,
@@ -60,8 +60,8 @@ PROBES = (
         script=BOTH,
         facts=("status", "stdout"),
         better=(
-            Better("status.0", 0, "local ranks of any number of digits have masks", "W7"),
-            Better("stdout.0", ["say out 1"], "local ranks of any number of digits have masks", "W7"),
+            Better("status.0", 0, "masks apply to local ranks with any number of digits", "W7"),
+            Better("stdout.0", ["say out 1"], "masks apply to local ranks with any number of digits", "W7"),
         ),
         flags=("--redirects",),
     ),
@@ -92,7 +92,7 @@ PROBES = (
     ),
     Probe(
         "logs-template",
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; names it does not know stay as they are",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; unknown names stay as they are",
         (*TWO, "--log-dir", "{logs}", "-t", "1", "{script}"),
         script=BOTH,
         environ={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}|$rank|${local_rank}|${other}> "},
@@ -100,7 +100,7 @@ PROBES = (
     ),
     Probe(
         "logs-template-flag",
-        "--log-line-prefix-template wins over the variable; ${hostname} is the node",
+        "--log-line-prefix-template overrides the variable; ${hostname} is the node",
         (
             *TWO,
             "--log-dir",
@@ -129,7 +129,7 @@ PROBES = (
     ),
     Probe(
         "logs-template-empty",
-        "an empty --log-line-prefix-template is none",
+        "an empty --log-line-prefix-template counts as unset",
         (*TWO, "--log-dir", "{logs}", "-t", "1", "--log-line-prefix-template=", "{script}"),
         script=BOTH,
         facts=("status", "stdout"),
@@ -138,7 +138,7 @@ PROBES = (
     ),
     Probe(
         "logs-filter",
-        "--local-ranks-filter: other ranks stay off the console",
+        "--local-ranks-filter: the console shows no other ranks",
         (*TWO, "--log-dir", "{logs}", "--local-ranks-filter", "1", "{script}"),
         script=BOTH,
         facts=FACTS,
@@ -146,7 +146,7 @@ PROBES = (
     ),
     Probe(
         "logs-filter-tee",
-        "--local-ranks-filter with tee: their files are written all the same",
+        "--local-ranks-filter with tee: all ranks still have their files",
         (*TWO, "--log-dir", "{logs}", "--local-ranks-filter=1", "--tee=3", "{script}"),
         script=BOTH,
         facts=FACTS,
@@ -154,7 +154,7 @@ PROBES = (
     ),
     Probe(
         "logs-duplicates",
-        "filters copy lines of tee'd ranks into files; two commas are one",
+        "filters copy lines of tee'd ranks into files; two commas count as one",
         (
             *TWO,
             "--log-dir",
@@ -193,7 +193,7 @@ for word in ("apple", "pear", "a,b", "ab"):
     ),
     Probe(
         "logs-new-dir",
-        "a log directory that does not exist is made, with its parents",
+        "the launcher creates a missing log directory, with its parents",
         (*STANDALONE, "--log-dir", "{logs}/a/b", "-r", "1", "{script}"),
         script=BOTH,
         facts=("status", "files"),
@@ -201,7 +201,7 @@ for word in ("apple", "pear", "a,b", "ab"):
     ),
     Probe(
         "logs-partial-line",
-        "tee of a last line without an end",
+        "tee of a last line without a line end",
         (*STANDALONE, "--log-dir", "{logs}", "--tee", "1", "{script}"),
         script="import sys\nsys.stdout.write('say first\\nsay last')\n",
         facts=("status", "files", "stdout"),
@@ -209,7 +209,7 @@ for word in ("apple", "pear", "a,b", "ab"):
     ),
     Probe(
         "logs-bytes",
-        "tee of bytes that are no UTF-8: the file has them as they are",
+        "tee of bytes that are not UTF-8: the file has them unchanged",
         (*STANDALONE, "--log-dir", "{logs}", "--tee", "1", "{script}"),
         script="import os\nos.write(1, b'say \\xff\\xfe \\xe2\\x98\\x83\\n')\n",
         facts=("status", "files", "stdout"),
@@ -218,14 +218,14 @@ for word in ("apple", "pear", "a,b", "ab"):
     ),
     Probe(
         "logs-large",
-        "nothing of 40,000 tee'd lines is lost or torn",
+        "none of 40,000 tee'd lines is lost or torn",
         (*TWO, "--log-dir", "{logs}", "--tee", "1", "{script}"),
         script="""import os
 for number in range(20000):
     print("say line", os.environ["RANK"], number, "x" * 50)
 """,
         facts=("status", "stdout_whole"),
-        better=(Better("stdout_whole", True, "a line is copied in one piece, with one prefix"),),
+        better=(Better("stdout_whole", True, "bootrun copies a line in one piece, with one prefix"),),
         flags=("--tee",),
     ),
     Probe(
@@ -247,7 +247,7 @@ for number in range(20000):
     ),
     Probe(
         "logs-failure",
-        "pages of failures",
+        "failure records",
         (*STANDALONE, "--log-dir", "{logs}", "--max-restarts", "1", "{script}"),
         script="import sys; sys.exit(3)\n",
         facts=("status", "pages"),
@@ -255,14 +255,14 @@ for number in range(20000):
             Better(
                 "pages",
                 ["failure-0.json", "failure-0.txt", "failure-1.json", "failure-1.txt"],
-                "each failure has a page in <run>, beside the attempts",
+                "each failure has a record in <run>, beside the attempts",
             ),
         ),
         flags=("--log-dir",),
     ),
     Probe(
         "logs-again",
-        "a second job in the same log directory leaves the first one's logs",
+        "a second job in the same log directory keeps the first one's logs",
         (*STANDALONE, "--log-dir", "{logs}", "-r", "1", "{script}"),
         script=BOTH,
         facts=("status", "runs"),

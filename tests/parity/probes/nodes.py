@@ -24,10 +24,10 @@ if os.environ["WORLD_SIZE"] == "1":
 OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # At the same moment torchrun's launchers now and then both fail to find each other.
 IN_TURN = (Start(0), Until("listens"), Start(1))
-JOINS = "a node that joins a running job gives everybody a new world"
-LOST = "the others go on at once instead of waiting for ranks that are gone"
-TOGETHER = "ranks of all nodes are stopped at once, instead of waiting for those that are gone"
-JOB_STATUS = "the job ends as one: every node has the same status"
+JOINS = "a node that joins a running job gives all nodes a new world"
+LOST = "the others continue at once, and do not wait for lost ranks"
+TOGETHER = "ranks of all nodes stop at once, and do not wait for lost ranks"
+JOB_STATUS = "all nodes end with the same status"
 
 
 def two(first: tuple[str, ...] = (), second: tuple[str, ...] = (), **environ: str) -> tuple[Agent, Agent]:
@@ -38,7 +38,7 @@ def two(first: tuple[str, ...] = (), second: tuple[str, ...] = (), **environ: st
 PROBES = (
     Probe(
         "two-static",
-        "static: --node-rank is GROUP_RANK, the master is what is given",
+        "static: --node-rank is GROUP_RANK, and the master is as given",
         (*STATIC, "--nproc-per-node", "2"),
         two(("--node-rank", "0"), ("--node-rank", "1")),
         script=WORLD,
@@ -90,8 +90,8 @@ tell(env=env("PROBE_AGENT", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "MASTER_PORT"))
         steps=IN_TURN,
         script='from tell import *\ntell(agent=env("PROBE_AGENT"))\n',
         better=(
-            Better("told.r0.0.agent.PROBE_AGENT", "1", "--node-rank holds with every backend", "W15"),
-            Better("told.r1.0.agent.PROBE_AGENT", "0", "--node-rank holds with every backend", "W15"),
+            Better("told.r0.0.agent.PROBE_AGENT", "1", "--node-rank applies to every backend", "W15"),
+            Better("told.r1.0.agent.PROBE_AGENT", "0", "--node-rank applies to every backend", "W15"),
         ),
         flags=("--node-rank",),
     ),
@@ -146,11 +146,11 @@ dist.destroy_process_group()
     ),
     Probe(
         "elastic-missing",
-        "fewer nodes than wanted within join_timeout: status 1",
+        "fewer nodes than required within join_timeout: status 1",
         (*C10D, "--nnodes", "2", "--rdzv-conf", "join_timeout=2", "{script}"),
         script=SIZES,
         facts=("status", "told", "traceback"),
-        better=(Better("traceback.*", False, "one line that says how many nodes came", "W7"),),
+        better=(Better("traceback.*", False, "one line gives the number of nodes that joined", "W7"),),
         flags=("--rdzv-conf",),
     ),
     Probe(
@@ -161,7 +161,7 @@ dist.destroy_process_group()
         steps=(Start(0), Until("first-up"), Start(1)),
         script=FIRST_WAITS,
         facts=("status", "told", "attempts"),
-        better=(Better("attempts", [1, 2], "attempt directories are never used again: no log is lost", "W6"),),
+        better=(Better("attempts", [1, 2], "no attempt directory is used twice, so no log is lost", "W6"),),
     ),
     Probe(
         "elastic-join",
@@ -172,27 +172,27 @@ dist.destroy_process_group()
         script=FIRST_WAITS,
         facts=("status", "told"),
         better=(
-            Better("status.*", 0, "joining works with the defaults", "W6"),
-            Better("told.*.WORLD_SIZE", "2", "joining works with the defaults", "W6"),
-            Better("told.*.TORCHELASTIC_RESTART_COUNT", "0", "joining works with the defaults", "W6"),
-            Better("told.r0.1.world.RANK", "0", "joining works with the defaults", "W6"),
-            Better("told.r1.0.world.RANK", "1", "joining works with the defaults", "W6"),
+            Better("status.*", 0, "a node can join with the default settings", "W6"),
+            Better("told.*.WORLD_SIZE", "2", "a node can join with the default settings", "W6"),
+            Better("told.*.TORCHELASTIC_RESTART_COUNT", "0", "a node can join with the default settings", "W6"),
+            Better("told.r0.1.world.RANK", "0", "a node can join with the default settings", "W6"),
+            Better("told.r1.0.world.RANK", "1", "a node can join with the default settings", "W6"),
         ),
         deadline_s=110.0,
     ),
     Probe(
         "elastic-spare",
-        "one node more than --nnodes wants",
+        "one node more than --nnodes requires",
         (*C10D, "--nnodes", "1"),
         two(),
         steps=(Start(0), Until("first-up"), Start(1), Settle(3.0), Make("enough"), End(0)),
         script=SIZES + 'mark("first-up")\nwait_for("enough")\n',
         facts=("status", "told"),
-        better=(Better("status.1", 0, "a node that was not needed ends well with the job", "W5"),),
+        better=(Better("status.1", 0, "a node that was not needed ends with the job, with status 0", "W5"),),
     ),
     Probe(
         "elastic-lost",
-        "a node that is lost: the others get a new world",
+        "a node is lost: the others get a new world",
         (*C10D, "--nnodes", "1:2"),
         two(SHORT="1"),
         steps=(Start(0), Until("listens"), Start(1), Until("both-up"), Lose(1)),
@@ -236,7 +236,7 @@ if not comes("never", 8):
     ),
     Probe(
         "nodes-restart",
-        "a rank fails once on one node: who is started again, and with which restart count",
+        "a rank fails once on one node: which ranks restart, and with which restart count",
         (*C10D, "--nnodes", "2", "--max-restarts", "2"),
         two(**OWN),
         steps=IN_TURN,
@@ -253,7 +253,7 @@ if RANK == "1":
 wait_for("never", 40)
 """,
         facts=("status", "told"),
-        better=(Better("told.r0.1.count", "1", "one restart count for the whole job"),),
+        better=(Better("told.r0.1.count", "1", "the whole job has one restart count"),),
     ),
     Probe(
         "nodes-signal",

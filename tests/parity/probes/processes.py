@@ -30,19 +30,19 @@ tell(leader=os.getpid() == os.getsid(0) == os.getpgid(0), cwd=os.getcwd(), umask
     blocked=[int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 64, tty=os.isatty(0))
 """
-BARE = "nothing of ours runs in a rank then, so its exception is not recorded: asked for by that flag"
+BARE = "this setting turns the rank bootstrap off, so bootrun does not record the exception"
 
 PROBES = (
     Probe(
         "program",
-        "a script sees itself as `python -u script` shows it: argv, __main__, __spec__, sys.path[0], flags",
+        "a script sees the same as with `python -u script`: argv, __main__, __spec__, sys.path[0], flags",
         (*STANDALONE, "{script}", "a", "b c", "", "größe ☃", "--x=1"),
         script=PROGRAM,
         live=True,
     ),
     Probe(
         "program-module",
-        "-m: as `python -u -m name` shows it",
+        "-m: the same as with `python -u -m name`",
         (*STANDALONE, "-m", "inner.job", "a", "--b"),
         script="",
         files={"inner/__init__.py": "# a package\n", "inner/job.py": PROGRAM},
@@ -57,21 +57,21 @@ PROBES = (
     ),
     Probe(
         "program-module-missing",
-        "-m with a name that is not there: the rank fails with status 1",
+        "-m with a missing module: the rank fails with status 1",
         (*STANDALONE, "-m", "no_such_module"),
         facts=("status", "report"),
         better=(
             Better(
                 "report.0.root.error_file",
                 "{dir}/tmp/torchelastic_{random}/{uuid}_{random}/attempt_0/0/error.json",
-                "what kept the module from being run is recorded without @record",
+                "bootrun records the reason why the module did not run, without @record",
                 "W9",
                 hooks="auto",
             ),
             Better(
                 "report.0.root.traceback",
                 "ImportError: No module named no_such_module",
-                "what kept the module from being run is recorded without @record",
+                "bootrun records the reason why the module did not run, without @record",
                 "W9",
                 hooks="auto",
             ),
@@ -92,7 +92,7 @@ PROBES = (
     ),
     Probe(
         "no-python",
-        "--no-python runs the program itself, with the arguments as they are",
+        "--no-python runs the program itself, with its arguments unchanged",
         (*TWO, "--no-python", "{work}/run.sh", "a", "b c"),
         files={
             "run.sh": '#!/bin/sh\nprintf \'{"arguments": "%s|%s|%s", "rank": "%s", "store": "%s"}\' '
@@ -103,7 +103,7 @@ PROBES = (
     ),
     Probe(
         "run-path",
-        "--run-path: argv, __name__ and the environment of a script that is run inside the launcher's own process",
+        "--run-path: argv, __name__ and the environment of a script that runs inside the launcher's process",
         (*TWO, "--run-path", "{script}", "a", "b"),
         script="""import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
@@ -139,7 +139,7 @@ sys.exit(0)
     ),
     Probe(
         "local-rank-macro",
-        "${local_rank} in arguments of the script is replaced, as string.Template does it",
+        "${local_rank} in arguments of the script is replaced, as by string.Template",
         (*TWO, "{script}", "${local_rank}", "$local_rank", "a${local_rank}b", "$$x", "${other}", "$", "100%"),
         script="from tell import *\ntell(argv=sys.argv[1:])\n",
     ),
@@ -162,7 +162,7 @@ sys.exit(0)
             Better(
                 "told.*.fds",
                 [0, 1, 2, 1000],
-                "1000 is one more: its steps are counted there, for hang detection",
+                "descriptor 1000 is extra: the rank counts its steps there, for hang detection",
                 hooks="auto",
             ),
         ),
@@ -176,14 +176,14 @@ sys.exit(0)
     ),
     Probe(
         "unbuffered",
-        "output without a line end and without a flush arrives also when the rank ends abruptly",
+        "output without a line end and without a flush arrives even if the rank ends abruptly",
         (*STANDALONE, "{script}"),
         script="import os, sys\nsys.stdout.write('say no newline')\nos._exit(0)\n",
         facts=("status", "stdout"),
     ),
     Probe(
         "nested",
-        "a rank that runs a launcher itself: the inner ranks have a world of their own",
+        "a rank that runs a launcher: the inner ranks have their own world",
         (*STANDALONE, "{script}"),
         script="""from tell import *
 if os.environ.get("INNER"):
@@ -218,6 +218,6 @@ dist.destroy_process_group()
         script="from tell import *\ntell(ran=True)\n",
         facts=("status", "traceback"),
         flags=("--numa-binding",),
-        better=(Better("traceback.*", False, "one line that says what is missing", "W7"),),
+        better=(Better("traceback.*", False, "one line names the missing resource", "W7"),),
     ),
 )

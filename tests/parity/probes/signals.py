@@ -37,10 +37,10 @@ worker, writer = start(False), start(True)
 signal.signal(signal.SIGTERM, save)
 meet("up-" + str(RESTART), 2)
 """
-SAVED = Better("told.*.worker", "saved", "a stop signals ranks only; what they have started ends when they have")
-STATUS = "a job stopped by a signal ends with 128 + its number, as a shell shows it, so that a scheduler can tell"
-NO_TRACE = Better("traceback.*", False, "a signal is no error of the launcher: one line, no traceback", "W8")
-GONE = Better("left", [], "nothing of a job outlives its launcher")
+SAVED = Better("told.*.worker", "saved", "a stop signals only ranks, and their child processes end after them")
+STATUS = "a job that a signal stops ends with 128 + its number, as in a shell, so that schedulers recognise it"
+NO_TRACE = Better("traceback.*", False, "a signal is not an error of the launcher: one line, no traceback", "W8")
+GONE = Better("left", [], "no process of a job outlives its launcher")
 
 
 def stopped(name: str, signum: int, flags: tuple[str, ...] = (), args: tuple[str, ...] = ()) -> Probe:
@@ -75,7 +75,7 @@ PROBES = (
     ),
     Probe(
         "signal-no-restart",
-        "a signal is no failure: nothing is started again although restarts are left",
+        "a signal is not a failure: no rank restarts although restarts are left",
         (*TWO, "--max-restarts", "3", "{script}"),
         script=WAITING,
         steps=(Start(), Until("ready"), Send("SIGTERM")),
@@ -84,7 +84,7 @@ PROBES = (
     ),
     Probe(
         "signal-hard",
-        "ranks that ignore the signal are killed after --shutdown-timeout",
+        "after --shutdown-timeout, the launcher kills ranks that ignore the signal",
         (*TWO, "--shutdown-timeout", "1", "{script}"),
         script="""from tell import *
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -99,7 +99,7 @@ wait_for("never", 40)
     ),
     Probe(
         "signal-grace",
-        "ranks have time to end well after the signal",
+        "ranks have time to end normally after the signal",
         (*TWO, "{script}"),
         script="""from tell import *
 catch("SIGTERM", status=None)
@@ -115,7 +115,7 @@ tell(saved=True)
     ),
     Probe(
         "signal-workers",
-        "a rank that saves at SIGTERM still has its workers, and its helpers in sessions of their own",
+        "a rank that saves at SIGTERM still has its workers, and its helpers in other sessions",
         (*TWO, "{script}"),
         script=SAVING + 'mark("ready")\nwait_for("never", 40)\n',
         steps=(Start(), Until("ready"), Send("SIGTERM")),
@@ -125,7 +125,7 @@ tell(saved=True)
     ),
     Probe(
         "restart-workers",
-        "the same for the ranks that a restart stops",
+        "the same for ranks that a restart stops",
         (*TWO, "--max-restarts", "1", "{script}"),
         script=SAVING + 'if RESTART == 0:\n    if RANK == "1":\n        sys.exit(3)\n    wait_for("never", 40)\n',
         facts=("status", "told", "left"),
@@ -142,7 +142,7 @@ tell(saved=True)
     ),
     Probe(
         "signal-forward",
-        "SIGUSR1 goes to the ranks and the job goes on (torchrun dies of it and leaves its ranks running)",
+        "SIGUSR1 goes to the ranks and the job continues (torchrun dies of it and leaves its ranks running)",
         (*TWO, "{script}"),
         script="""from tell import *
 catch("SIGUSR1", status=None)
@@ -154,9 +154,9 @@ tell(saved=True)
         steps=(Start(), Until("ready"), Send("SIGUSR1"), End()),
         facts=("status", "told", "left"),
         better=(
-            Better("status.0", 0, "preemption notices of Slurm are passed on and the job goes on", "W16"),
+            Better("status.0", 0, "bootrun passes on preemption notices of Slurm, and the job continues", "W16"),
             Better("told.*.signals", ["SIGUSR1"], "each rank gets the signal once", "W16"),
-            Better("told.*.saved", True, "the job goes on", "W16"),
+            Better("told.*.saved", True, "the job continues", "W16"),
             GONE,
         ),
     ),
@@ -172,11 +172,11 @@ wait_for("never", 30)
 """,
         steps=(Start(), Until("ready"), Send("SIGKILL")),
         facts=("status", "left"),
-        better=(Better("left", [], "the guard ends the whole tree, also other sessions", "W3"),),
+        better=(Better("left", [], "the supervisor ends the whole process tree, also in other sessions", "W3"),),
     ),
     Probe(
         "crash-children",
-        "children of a rank that crashes, in its own session and in another one",
+        "children of a rank that crashes, in its session and in another one",
         (*TWO, "{script}"),
         script="""from tell import *
 if RANK == "1":
@@ -188,7 +188,7 @@ mark("up")
 wait_for("never", 30)
 """,
         facts=("status", "left"),
-        better=(Better("left", [], "the whole tree of a crashed rank is ended", "W2"),),
+        better=(Better("left", [], "bootrun ends the whole process tree of a crashed rank", "W2"),),
     ),
     Probe(
         "success-children",
@@ -196,11 +196,15 @@ wait_for("never", 30)
         (*STANDALONE, "--shutdown-timeout", "1", "{script}"),
         script='from tell import *\nchild("left", session=True)\n',
         facts=("status", "left"),
-        better=(Better("left", [], "they get --shutdown-timeout to finish, are named, then stopped", "W2"),),
+        better=(
+            Better(
+                "left", [], "they have --shutdown-timeout to finish; bootrun names them, then stops them", "W2"
+            ),
+        ),
     ),
     Probe(
         "stopped-children",
-        "children of ranks when the launcher is told to stop",
+        "children of ranks when a signal stops the launcher",
         (*TWO, "--shutdown-timeout", "1", "{script}"),
         script="""from tell import *
 child("of-" + RANK, session=True, deaf=True)
@@ -212,7 +216,7 @@ wait_for("never", 30)
         facts=("status", "left"),
         better=(
             Better("status.0", 143, STATUS, "W8"),
-            Better("left", [], "the whole tree of each rank is ended", "W2"),
+            Better("left", [], "bootrun ends the whole process tree of each rank", "W2"),
         ),
     ),
 )

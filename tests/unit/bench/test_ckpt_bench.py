@@ -234,7 +234,7 @@ def python(script):
     return [sys.executable, "-c", script], dict(os.environ)
 
 
-def test_a_program_is_heard_and_what_it_says_besides_is_passed_over():
+def test_a_program_is_received_and_what_it_says_besides_is_passed_over():
     with ckpt_run.programs([python("print('x'); print('ready'); print(input())")]) as (program,):
         assert program.listen(lambda line: line == "ready\n") == "ready\n"
         program.say("go")

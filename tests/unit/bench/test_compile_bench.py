@@ -16,7 +16,8 @@ from bench.compile_limit import Limited
 from bench.compile_rounds import Built, Restored, Trained
 from bench.compile_safe import Safe, other_documents
 from bench.record import BenchError, make_document
-from bootseer.env.caches_key import CachesDocument, key_of
+from bootseer.env.compile_cache.key import CachesDocument, key_of
+from tests.campaign import IS_FULL
 from tests.support import lacking
 
 ROUNDS = bench_compile.MINIMUM_ROUNDS
@@ -121,15 +122,15 @@ def test_other_nodes_have_other_keys():
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(os.environ.get("BOOTSEER_CAMPAIGN") != "full", reason="takes minutes: BOOTSEER_CAMPAIGN=full")
+@pytest.mark.skipif(not IS_FULL, reason="takes minutes: BOOTSEER_CAMPAIGN=full")
 def test_the_whole_bench_runs_with_small_models(tmp_path, capsys, monkeypatch):
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     if not shutil.which("c++") or not shutil.which("ninja", path=path):
         lacking("there is no C++ compiler, or no ninja")
     monkeypatch.setattr(compile_limit, "_MODELS", 2)
-    folder, out = tmp_path / "folder", tmp_path / "figures.json"
-    folder.mkdir()
-    options = ["--size", "small", "--limit-runs", "4", "--folder", os.fspath(folder), "--rounds", "1"]
+    directory, out = tmp_path / "folder", tmp_path / "figures.json"
+    directory.mkdir()
+    options = ["--size", "small", "--limit-runs", "4", "--folder", os.fspath(directory), "--rounds", "1"]
     assert main(["compile", *options, "--json", os.fspath(out)]) == 0, capsys.readouterr().err
     figures = {name: made["value"] for name, made in json.loads(out.read_text())["figures"].items()}
     assert set(bench_compile.TARGETS) <= set(figures)
@@ -142,7 +143,7 @@ def test_the_whole_bench_runs_with_small_models(tmp_path, capsys, monkeypatch):
     assert figures["compile.limit_evicted"] > 0 < figures["compile.limit_node_share"]
     assert figures["compile.limit_share"] <= 1
     assert figures["compile.first_step_ratio"] > 1
-    assert os.listdir(folder) == []
+    assert os.listdir(directory) == []
 
 
 def test_a_limit_that_nothing_reaches_is_no_try():

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_wheels_are_pinned_and_have_what_is_imported(tmp_path):
         assert file.read().splitlines() == found.names
 
 
-def test_what_cannot_be_downloaded_is_told(tmp_path, monkeypatch):
+def test_what_cannot_be_downloaded_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -146,33 +147,48 @@ def test_the_disk_is_new_each_time_and_gone_at_the_end(tmp_path):
     assert os.fspath(tmp_path) not in files.stdout
 
 
-def make_wheels(folder):
+def make_wheels(directory):
     """A torch, a transformers, and what is large or many."""
     files = {f"torch/part{number}.py": f"VALUE = {number}\n" * 50 for number in range(60)}
     body = "from torch import part1, part2\nVERSION = '2.0'\n"
     files |= {"torch/__init__.py": body, "torch/lib.so": os.urandom(1 << 20)}
-    make_wheel(folder, "torch", "2.0", files=files)
-    make_wheel(folder, "transformers", "5.0", files={"transformers/__init__.py": "import torch\n"})
+    make_wheel(directory, "torch", "2.0", files=files)
+    make_wheel(directory, "transformers", "5.0", files={"transformers/__init__.py": "import torch\n"})
     for number in range(5):
-        make_wheel(folder, f"more{number}", "1.0", scripts={f"more{number}": f"more{number}:main"})
+        make_wheel(directory, f"more{number}", "1.0", scripts={f"more{number}": f"more{number}:main"})
 
 
-@pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_whole_bench_runs_with_small_wheels(tmp_path, capsys, monkeypatch):
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Options for small wheels; what is made of them is kept for the next test."""
     need_mounts()
     try:
         env_ways.find_uv()
     except BenchError as error:
         lacking(str(error))
+    wheels = tmp_path_factory.mktemp("made") / "wheels"
+    make_wheels(wheels)
+    folder = tmp_path_factory.mktemp("kept")
+    return ["env", "--wheels", os.fspath(wheels), "--folder", os.fspath(folder), "--rounds", "1"]
+
+
+@pytest.fixture
+def folder(small, monkeypatch):
+    """Where what was made is kept, in which nothing is mounted afterwards."""
     monkeypatch.setattr(env_machine, "TOUCHED_BYTES", 1 << 20)  # nothing is measured here
-    monkeypatch.setattr(env, "_LEAST_DISK_BYTES", 192 << 20)
-    make_wheels(tmp_path / "wheels")
-    kept = tmp_path / "kept"
+    monkeypatch.setattr(env, "_MIN_DISK_BYTES", 192 << 20)
+    found = Path(small[4])
+    yield found
+    with open("/proc/self/mounts") as file:
+        assert os.fspath(found) not in file.read()
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_whole_bench_runs_with_small_wheels(small, folder, tmp_path, capsys):
     path = tmp_path / "figures.json"
-    options = ["--wheels", os.fspath(tmp_path / "wheels"), "--folder", os.fspath(kept)]
-    assert main(["env", *options, "--rounds", "1", "--json", os.fspath(path)]) == 0, capsys.readouterr().err
+    assert main([*small, "--json", os.fspath(path)]) == 0, capsys.readouterr().err
     figures = {name: made["value"] for name, made in json.loads(path.read_text())["figures"].items()}
     assert set(env.TARGETS) <= set(figures)
     ways = set(WAYS) if "env.packed_until_ready_s" in figures else set(WAYS) - {"packed"}
@@ -180,14 +196,19 @@ def test_the_whole_bench_runs_with_small_wheels(tmp_path, capsys, monkeypatch):
     assert figures["env.packages"] == 7
     assert 0 < figures["env.mount_remote_mb"] <= figures["env.unpack_remote_mb"]
     assert figures["env.unpack_remote_3_mb"] > 2 * figures["env.unpack_remote_mb"]
-    assert os.listdir(kept) == ["own"]
-    assert not [name for name in os.listdir(kept / "own") if name.startswith(("disk", "remote"))]
-    reference, _ = count(os.fspath(kept / "own" / "reference"))
+    assert os.listdir(folder) == ["own"]
+    assert not [name for name in os.listdir(folder / "own") if name.startswith(("disk", "remote"))]
+    reference, _ = count(os.fspath(folder / "own" / "reference"))
     assert figures["env.files"] == reference > 60
-    made = os.path.getmtime(kept / "own" / "built.json")
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_some_ways_with_small_wheels(small, folder, capsys):
     few = ["--way", "unpack", "--way", "cp"]
-    assert main(["env", *options, *few, "--rounds", "1"]) == 0, capsys.readouterr().err
+    made = folder / "own" / "built.json"
+    before = os.path.getmtime(made) if made.exists() else None
+    assert main([*small, *few]) == 0, capsys.readouterr().err
     assert "env.vs_cp" in capsys.readouterr().out
-    assert os.path.getmtime(kept / "own" / "built.json") == made  # what was made is used again
-    with open("/proc/self/mounts") as file:
-        assert os.fspath(tmp_path) not in file.read()
+    assert before in (None, os.path.getmtime(made))  # what was made is used again

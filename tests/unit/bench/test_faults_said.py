@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.faults_said import Reader, Word, kept_report, ranks_of_report, read_ranks
-from launcher.ranks.report import describe_first, format_ranks, format_report
-from launcher.supervise.stacks import name_ranks
+from launcher.monitor.samples.stacks import name_ranks
+from launcher.ranks.rank_list import format_ranks
+from launcher.ranks.report import describe_first, format_report
 from tests.unit.launcher.jobsim import make_failure
 
 BOX = "Root Cause (first observed failure):"
@@ -24,7 +25,7 @@ def read(text: str, launcher: str = "bootrun") -> list[Word]:
     [
         ("stopping attempt 0: rank 3 on node2 (pid 71) exited with status 1", "", (3,), ()),
         ("stopping attempt 1: lost node node2 (pid 9, node rank 1): silent for 15 s", "node", (), ("node2",)),
-        ("error: the job stands still (all-idle): no rank has made a step for 17 s", "hang", (), ()),
+        ("error: the job hangs (all-idle): no rank has made a step for 17 s", "hang", (), ()),
         ("error: the coordinator at 10.77.3.1:29511 is gone: it closed", "node", (), ("10.77.3.1",)),
         (
             "error: rule 'loss' (numeric): the job (rank 3 prints it): loss is nan: 'step 512 loss=nan'",
@@ -46,7 +47,7 @@ def test_lines(line: str, class_: str, ranks: tuple[int, ...], nodes: tuple[str,
     "line",
     [
         "bootrun: attempt 1 starts: 4 ranks on 2 nodes",
-        "bootrun: no secret is set: whoever reaches the endpoint can join this job",
+        "bootrun: no secret is set: any host that reaches the endpoint can join this job",
         "bootrun: restart 1 of 3",
         "[rank0]:step 20 loss 0.3",
         "",
@@ -88,10 +89,10 @@ def test_ranks_are_read_as_they_are_written(ranks: set[int]) -> None:
         assert read_ranks(name_ranks(ranks)) == tuple(sorted(ranks))
 
 
-def test_the_report_of_a_standstill() -> None:
-    line = "error: the job stands still (frozen): rank 1 is stopped (/tmp/x/logs/none_a/standstill-0.txt)"
+def test_the_report_of_a_hang() -> None:
+    line = "error: the job hangs (frozen): rank 1 is stopped (/tmp/x/logs/none_a/standstill-0.txt)"
     assert kept_report(line) == "/tmp/x/logs/none_a/standstill-0.json"
-    assert kept_report("error: the job stands still (frozen): rank 1 (it cannot be kept in /x: no)") == ""
+    assert kept_report("error: the job hangs (frozen): rank 1 (report not saved in /x: no)") == ""
     assert ranks_of_report('{"ranks": [3, 1]}') == (1, 3)
     assert ranks_of_report('{"ranks": [], "causes": [{"ranks": [2]}, {"ranks": [0]}]}') == (2,)
     assert ranks_of_report('{"ranks": [1], "causes": []}') == (1,)

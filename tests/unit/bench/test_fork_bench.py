@@ -70,8 +70,8 @@ def test_a_case_can_be_left_out():
     assert {name.split("_")[0] for name, _ in figures_of(["restart"])} == {"fork.restart"}
 
 
-def write_events(folder, how):
-    events = folder / "none_abc" / "events"
+def write_events(directory, how):
+    events = directory / "none_abc" / "events"
     events.mkdir(parents=True)
     lines = [{"name": "rank_started", "attrs": {"how": each}} for each in how] + [{"name": "report"}]
     (events / "agent-node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -108,7 +108,7 @@ def test_memory_is_summed_over_descendants():
         while Path(f"/proc/{child}/comm").read_text() != "sleep\n":  # until then it has its parent's memory
             assert job.poll() is None
         assert sum(map(fork.pss_mib, found)) > fork.pss_mib(job.pid) > 0
-        assert not fork.find_preloaded(job.pid)
+        assert not fork.find_fork_server(job.pid)
     finally:
         for pid in fork.with_descendants([job.pid]):
             os.kill(pid, 9)

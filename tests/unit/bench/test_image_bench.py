@@ -8,6 +8,7 @@ import random
 import shutil
 import tarfile
 import urllib.error
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from bench.image_remote import LATENCY_S, RATE_BYTES_PER_S, SLICE_BYTES, Link, P
 from bench.image_ways import REMOTE, WAYS, Sample
 from bench.record import BenchError
 from bootseer.blocks.trace import Trace
+from tests.campaign import IS_FULL
 from tests.integration.mounted_trees import need_mounts
 
 ROUNDS = image.MINIMUM_ROUNDS
@@ -145,10 +147,10 @@ def test_a_remote_that_is_faster_than_it_says_is_refused():
 
 @pytest.fixture
 def data(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "file").write_bytes(random.Random(2).randbytes(10 * SLICE_BYTES + 17))
-    return folder
+    directory = tmp_path / "data"
+    directory.mkdir()
+    (directory / "file").write_bytes(random.Random(2).randbytes(10 * SLICE_BYTES + 17))
+    return directory
 
 
 def test_the_remote_gives_files_and_ranges_and_counts_them(data, tmp_path):
@@ -192,27 +194,27 @@ def test_many_readers_share_one_link(data, tmp_path):
 # ---- layers --------------------------------------------------------------------------------------------------
 
 
-def make_files(folder):
+def make_files(directory):
     rng = random.Random(3)
     for number in range(40):
-        path = folder / f"d{number % 5}" / f"f{number}"
+        path = directory / f"d{number % 5}" / f"f{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(rng.randbytes(5000))
-    (folder / "d0" / "link").symlink_to("f0")
-    (folder / "empty").mkdir()
+    (directory / "d0" / "link").symlink_to("f0")
+    (directory / "empty").mkdir()
 
 
-def snapshot(folder):
+def snapshot(directory):
     found = {}
-    for above, folders, names in os.walk(folder):
-        for name in (*folders, *names):
+    for above, directories, names in os.walk(directory):
+        for name in (*directories, *names):
             path = os.path.join(above, name)
             about = os.lstat(path)
             value = os.readlink(path) if os.path.islink(path) else None
             if os.path.isfile(path) and value is None:
                 with open(path, "rb") as file:
                     value = (file.read(), int(about.st_mtime))
-            found[os.path.relpath(path, folder)] = (about.st_mode, value)
+            found[os.path.relpath(path, directory)] = (about.st_mode, value)
     return found
 
 
@@ -250,25 +252,37 @@ def test_a_layer_that_was_changed_is_refused(tmp_path):
 # ---- the whole ------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_none_is_told(tmp_path):
+def test_a_directory_that_is_none_is_reported(tmp_path):
     with pytest.raises(BenchError, match="is no folder"):
         image_tree.make_root(os.fspath(tmp_path / "missing"), os.fspath(tmp_path / "made"))
 
 
-@pytest.mark.system
-def test_the_whole_bench_runs_with_a_small_tree(tmp_path, capsys, monkeypatch):
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Options for a tree of two packages; what is made of it is kept for the next test."""
     need_mounts()
-    monkeypatch.setattr(image_ways, "TOUCHED_BYTES", 1 << 20)  # nothing is measured here
-    modules = tmp_path / "modules"
-    modules.mkdir()
+    modules = tmp_path_factory.mktemp("modules")
     for name in ("email", "json"):
         source = os.path.join(os.path.dirname(os.__file__), name)
         shutil.copytree(source, modules / f"own_{name}", ignore=shutil.ignore_patterns("__pycache__"))
-    folder = tmp_path / "kept"
-    folder.mkdir(mode=0o700)
-    options = ["--tree", os.fspath(modules), "--folder", os.fspath(folder)]
+    directory = tmp_path_factory.mktemp("kept")
+    directory.chmod(0o700)
+    return ["image", "--tree", os.fspath(modules), "--folder", os.fspath(directory)]
+
+
+@pytest.fixture
+def kept(small, monkeypatch):
+    """The folder, in which nothing is mounted afterwards."""
+    monkeypatch.setattr(image_ways, "TOUCHED_BYTES", 1 << 20)  # nothing is measured here
+    yield Path(small[-1])
+    with open("/proc/self/mounts") as file:
+        assert small[-1] not in file.read()
+
+
+@pytest.mark.system
+def test_the_whole_bench_runs_with_a_small_tree(small, kept, tmp_path, capsys):
     path = tmp_path / "figures.json"
-    assert main(["image", *options, "--rounds", "1", "--json", os.fspath(path)]) == 0, capsys.readouterr().err
+    assert main([*small, "--rounds", "1", "--json", os.fspath(path)]) == 0, capsys.readouterr().err
     figures = json.loads(path.read_text())["figures"]
     assert set(image.TARGETS) <= set(figures)
     assert {f"image.import_{way}_s" for way in WAYS} <= set(figures)
@@ -279,15 +293,25 @@ def test_the_whole_bench_runs_with_a_small_tree(tmp_path, capsys, monkeypatch):
     assert values["image.import_prefetch_late_reads"] < values["image.import_lazy_late_reads"]
     assert values["image.import_second_late_reads"] == 0 < values["image.import_second_reads"]
     assert values["image.import_prefetch_blocked_s"] < values["image.import_lazy_blocked_s"]
-    assert os.listdir(folder) == ["own"]  # what was made for the rounds is gone
-    made = os.path.getmtime(folder / "own" / "built.json")
-    assert main(["image", *options, "--hot", "--hot-runs", "2"]) == 0, capsys.readouterr().err
+    assert os.listdir(kept) == ["own"]  # what was made for the rounds is gone
+
+
+@pytest.mark.system
+def test_recordings_of_a_small_tree_are_compared(small, kept, capsys):
+    built = kept / "own" / "built.json"
+    made = os.path.getmtime(built) if built.exists() else None
+    assert main([*small, "--hot", "--hot-runs", "2"]) == 0, capsys.readouterr().err
     assert "image.import_hot_jaccard" in capsys.readouterr().out
-    assert os.path.getmtime(folder / "own" / "built.json") == made  # what was made is used again
-    assert main(["image", *options, "--blocks", "--rounds", "1", "--json", os.fspath(path)]) == 0
+    assert made in (None, os.path.getmtime(built))  # what was made is used again
+
+
+@pytest.mark.system
+def test_blocks_of_several_sizes_of_a_small_tree(small, kept, tmp_path, monkeypatch):
+    if not IS_FULL:
+        monkeypatch.setattr(image_blocks, "SIZES_KIB", (64, 128))  # figures are compared with 128
+    path = tmp_path / "figures.json"
+    assert main([*small, "--blocks", "--rounds", "1", "--json", os.fspath(path)]) == 0
     figures = {name: made["value"] for name, made in json.loads(path.read_text())["figures"].items()}
     requests = [figures[f"image.blocks_{size}_kib_lazy_requests"] for size in image_blocks.SIZES_KIB]
     assert requests == sorted(requests, reverse=True)
     assert figures["image.blocks_64_kib_second_requests"] == 0 < figures["image.blocks_64_kib_prefetch_s"]
-    with open("/proc/self/mounts") as file:
-        assert os.fspath(folder) not in file.read()

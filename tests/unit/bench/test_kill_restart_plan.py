@@ -65,7 +65,7 @@ def test_only_who_has_to_end_may() -> None:
     assert KILL.must_go_on and KILL._replace(mode="replaced").must_go_on
     assert not KILL._replace(mode="fixed").must_go_on, "a node is missing"
     assert not KILL._replace(target="coordinator", node=0).must_go_on
-    assert KILL._replace(target="preloaded", node=0, mode="fixed").must_go_on
+    assert KILL._replace(target="fork_server", node=0, mode="fixed").must_go_on
 
 
 # ---- does it go on -------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def test_it_does_not_go_on(ranks: dict[int, list[Step]], why: str) -> None:
     assert goes_on_ns(ranks, 99, KILL) is None, why
 
 
-def test_ranks_go_on_without_their_preloaded_process() -> None:
-    kill = KILL._replace(target="preloaded")
+def test_ranks_go_on_without_their_fork_server_process() -> None:
+    kill = KILL._replace(target="fork_server")
     ranks = {rank: made(rank, 90, steps=20) for rank in range(2)}
     assert goes_on_ns(ranks, 99, kill) == 99 + GOES_ON_STEPS
     assert goes_on_ns(ranks, 109, kill) is None, "they stand still"
@@ -113,7 +113,7 @@ def test_a_line_that_is_being_written_is_left_out() -> None:
 
 # ---- is the end clear ----------------------------------------------------------------------------------------
 
-GUARD = KILL._replace(target="guard1")
+SUPERVISOR = KILL._replace(target="guard1")
 NEITHER = "bootrun: error: ranks failed\n"
 
 
@@ -122,12 +122,16 @@ NEITHER = "bootrun: error: ranks failed\n"
     [
         (KILL, 0, f"only 1 of 2 nodes joined within 6 s (join_timeout): vm; lost: vm (pid {PID}, node rank 1): x"),
         (KILL._replace(target="coordinator", node=0), 1, f"the coordinator at {ENDPOINT} is gone: it closed"),
-        (GUARD, 1, "the guard process is gone (killed?); all ranks of this node were ended with it"),
-        (GUARD, 0, f"lost node vm (pid {PID}, node rank 1): its guard process was killed; the job needs 2 nodes"),
+        (SUPERVISOR, 1, "the supervisor process is gone (killed?); all ranks of this node were ended with it"),
         (
-            GUARD._replace(host=1),
+            SUPERVISOR,
             0,
-            "vm, the node of the coordinator, has left the job: its guard process was killed",
+            f"lost node vm (pid {PID}, node rank 1): its supervisor process was killed; the job needs 2 nodes",
+        ),
+        (
+            SUPERVISOR._replace(host=1),
+            0,
+            "vm, the node of the coordinator, has left the job: its supervisor process was killed",
         ),
     ],
 )
@@ -135,7 +139,7 @@ def test_an_end_is_clear_if_it_names_what_died_and_where(kill: Kill, node: int, 
     assert find_unclear(kill, [End(node, 1, f"bootrun: error: {line}\n")], PID, ENDPOINT) == ""
     assert "ranks failed" in find_unclear(kill, [End(node, 1, NEITHER)], PID, ENDPOINT)
     assert "no error" in find_unclear(kill, [End(node, 1, f"bootrun: {line}\n")], PID, ENDPOINT)
-    other = KILL if kill.target != "agent1" else GUARD
+    other = KILL if kill.target != "agent1" else SUPERVISOR
     assert find_unclear(other, [End(0, 1, f"bootrun: error: {line}\n")], PID + 1, "127.0.0.1:1")
 
 
@@ -144,7 +148,7 @@ def test_who_goes_on_without_a_node_says_so_too() -> None:
     assert find_unclear(KILL, [End(0, 0, lost)], PID, ENDPOINT) == ""
     assert "ranks failed" in find_unclear(KILL, [End(0, 0, NEITHER)], PID, ENDPOINT)
     assert find_unclear(KILL, [End(1, 0, "")], PID, ENDPOINT) == "", "this one has come later"
-    assert find_unclear(KILL._replace(target="preloaded"), [End(0, 0, "")], PID, ENDPOINT) == ""
+    assert find_unclear(KILL._replace(target="fork_server"), [End(0, 0, "")], PID, ENDPOINT) == ""
 
 
 def test_the_verdict() -> None:
@@ -152,8 +156,8 @@ def test_the_verdict() -> None:
     fixed = KILL._replace(mode="fixed")
     assert judge(KILL, True, [well], "") == (WENT_ON, "")
     assert judge(KILL, True, [ended], "")[0] == UNCLEAR, "the other node failed"
-    assert judge(GUARD, True, [well, End(1, 1, "")], "") == (WENT_ON, "")
-    assert judge(GUARD, True, [well, End(1, 1, "")], "says nothing") == (UNCLEAR, "says nothing")
+    assert judge(SUPERVISOR, True, [well, End(1, 1, "")], "") == (WENT_ON, "")
+    assert judge(SUPERVISOR, True, [well, End(1, 1, "")], "says nothing") == (UNCLEAR, "says nothing")
     assert judge(fixed, False, [ended], "") == (ENDED, "")
     assert judge(KILL, False, [ended], "") == (ENDED, "it could have gone on")
     assert judge(fixed, False, [well], "")[0] == UNCLEAR, "not done, but well"

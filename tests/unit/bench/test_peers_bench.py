@@ -98,12 +98,12 @@ def test_the_bad_node_has_its_share():
     ids = [f"node{number}" for number in range(1, 7)]
     made = peers.Made({}, [], [("", "ckpt/model.bin", 64 << 20), ("/image/tree", "packs/a", 33_000_000)])
     key = peers.choose_key("http://store:1", made, ids)
-    share = {folder: origin_id(key, "http://store:1" + folder) for folder in ("", "/image/tree")}
+    share = {directory: origin_id(key, "http://store:1" + directory) for directory in ("", "/image/tree")}
     own = sum(
         part.length
-        for folder, path, size in made.objects
+        for directory, path, size in made.objects
         for part in cut(0, size)
-        if owners(ids, ObjectName(share[folder], path), part.span) == ["node6"]
+        if owners(ids, ObjectName(share[directory], path), part.span) == ["node6"]
     )
     assert 0.13 < own / made.size_bytes < 0.2
 

@@ -15,10 +15,10 @@ from bench.record import BenchError, figure
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def document(folder: Path, **seconds: list[float]) -> str:
+def document(directory: Path, **seconds: list[float]) -> str:
     """The JSON of a bench with these figures."""
     figures = {f"start.{name}": figure("s", samples)._asdict() for name, samples in seconds.items()}
-    path = folder / "start.json"
+    path = directory / "start.json"
     machine = {"cores": 2, "cpu": "A & B"}
     path.write_text(json.dumps({"argv": ["start"], "machine": machine, "figures": figures}))
     return str(path)

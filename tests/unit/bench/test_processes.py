@@ -28,9 +28,9 @@ BURN = "import time\nwhile time.process_time() < 0.2: pass\n"
 LEAVES_A_BURNER = f"import os\nif os.fork() == 0:\n  os.setsid()\n  exec({BURN!r})\n"
 
 
-def run(commands: list[list[str]], folder: object, deadline_s: float = 20) -> subprocess.CompletedProcess[str]:
+def run(commands: list[list[str]], directory: object, deadline_s: float = 20) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        python("-c", RUN, json.dumps(commands), str(folder), str(deadline_s)), capture_output=True, text=True
+        python("-c", RUN, json.dumps(commands), str(directory), str(deadline_s)), capture_output=True, text=True
     )
 
 

@@ -72,11 +72,11 @@ def test_of_a_commit_that_is_not_here_nothing_is_known(root: Path, commit: str) 
 
 
 def test_files_of_figures_are_read(root: Path) -> None:
-    folder = root / "docs" / "numbers"
-    folder.mkdir(parents=True)
+    directory = root / "docs" / "numbers"
+    directory.mkdir(parents=True)
     commit = git(root, "rev-parse", "HEAD")
     document = {"bench": "launch", "commit": commit, "figures": {"launch.a": {}, "launch.b": {}}}
-    (folder / "launch.json").write_text(json.dumps(document))
+    (directory / "launch.json").write_text(json.dumps(document))
     (found,) = stale.find_recorded(str(root))
     assert (found.bench, found.figures, found.is_stale) == ("launch", ("launch.a", "launch.b"), False)
     assert stale.describe(found).startswith("today  docs/numbers/launch.json: launch.a, launch.b")

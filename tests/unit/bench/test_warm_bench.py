@@ -9,10 +9,10 @@ import pytest
 
 from bench.record import BenchError
 from bench.start_ways import Sample
-from bench.warm import Beside, most_within, read_steps, step_times, to_figures
+from bench.warm import Beside, max_within, read_steps, step_times, to_figures
 
 
-def test_steps_are_told_apart_by_the_span_they_lie_in() -> None:
+def test_steps_are_reported_apart_by_the_span_they_lie_in() -> None:
     ended_ns = [int(at_s * 1e9) for at_s in (0, 1, 2, 2.5, 4, 6, 7)]
     alone, beside = step_times(ended_ns, int(0.5e9), 2, 5)
     assert alone == pytest.approx([1, 1])  # the first began too early
@@ -23,10 +23,10 @@ def test_steps_are_told_apart_by_the_span_they_lie_in() -> None:
 
 def test_the_most_that_was_sent_within_a_window() -> None:
     looks = [(0.0, 100), (1.0, 110), (2.0, 150), (3.0, 190), (4.0, 190)]
-    assert most_within(looks, 2.0) == 80
-    assert most_within(looks, 0.5) == 20  # evenly between two looks
-    assert most_within(looks, 10.0) == 90
-    assert most_within([(5.0, 7)], 1.0) == 0
+    assert max_within(looks, 2.0) == 80
+    assert max_within(looks, 0.5) == 20  # evenly between two looks
+    assert max_within(looks, 10.0) == 90
+    assert max_within([(5.0, 7)], 1.0) == 0
 
 
 def test_a_step_that_was_half_written_does_not_count(tmp_path: Path) -> None:

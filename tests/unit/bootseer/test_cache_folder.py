@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.cache_folder import Limit, locate, make_private, parse_limit, prepare
+from bootseer.cache_folder import Limit, locate, make_private_dir, parse_limit, prepare
 from bootseer.errors import ConfigError, StorageError
 from tests.support import lacking
 
@@ -36,7 +36,7 @@ def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
-def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "cache").mkdir()
     os.chmod(tmp_path / "cache", mode)
     with pytest.raises(ConfigError, match=r"others may write.*chmod 700"):
@@ -44,7 +44,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 
 
 @pytest.mark.system
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if not IS_ROOT:
         pytest.skip("giving a folder to another user needs root")
     (tmp_path / "cache").mkdir(mode=0o700)
@@ -54,7 +54,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o770])
-def test_a_folder_above_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_directory_above_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     """They could exchange the cache for one of theirs, whoever it belongs to."""
     above = tmp_path / "shared"
     cache = prepare(os.fspath(above / "users" / "cache"))
@@ -67,7 +67,7 @@ def test_a_folder_above_that_others_may_write_to_is_refused(tmp_path: Path, mode
     assert prepare(cache) == cache
 
 
-def test_folders_as_users_have_them_are_right(tmp_path: Path) -> None:
+def test_directories_as_users_have_them_are_right(tmp_path: Path) -> None:
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -79,7 +79,7 @@ def test_folders_as_users_have_them_are_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_folder_above_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_directory_above_of_another_user_is_refused(tmp_path: Path) -> None:
     if not IS_ROOT:
         pytest.skip("giving a folder to another user needs root")
     cache = prepare(os.fspath(tmp_path / "theirs" / "cache"))
@@ -89,7 +89,7 @@ def test_a_folder_above_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_where_root_is_nobody_its_folders_are_roots(tmp_path: Path) -> None:
+def test_where_root_is_nobody_its_directories_are_roots(tmp_path: Path) -> None:
     """As in containers without root: only this user is mapped, and / belongs to nobody."""
     if not IS_ROOT:
         pytest.skip("a folder of another user is made by root")
@@ -109,7 +109,7 @@ def test_what_is_made_is_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         made = prepare(os.fspath(tmp_path / "a" / "b"))
-        make_private(os.path.join(made, "trees", "0"))
+        make_private_dir(os.path.join(made, "trees", "0"))
     finally:
         os.umask(before)
     for name in ("a", "a/b", "a/b/trees", "a/b/trees/0"):
@@ -117,7 +117,7 @@ def test_what_is_made_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trees", "unpacked"])
-def test_folders_in_it_that_others_may_write_to_are_refused(tmp_path: Path, name: str) -> None:
+def test_directories_in_it_that_others_may_write_to_are_refused(tmp_path: Path, name: str) -> None:
     cache = prepare(os.fspath(tmp_path / "cache"))
     os.mkdir(os.path.join(cache, name))
     os.chmod(os.path.join(cache, name), 0o775)
@@ -125,7 +125,7 @@ def test_folders_in_it_that_others_may_write_to_are_refused(tmp_path: Path, name
         prepare(cache)
 
 
-def test_what_is_no_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_what_is_no_directory_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="file"):
         prepare(os.fspath(tmp_path / "file"))
@@ -133,7 +133,7 @@ def test_what_is_no_folder_is_an_error_of_ours(tmp_path: Path) -> None:
         prepare(os.fspath(tmp_path / "file" / "cache"))
 
 
-def test_nodes_that_share_a_folder_have_one_each(tmp_path: Path) -> None:
+def test_nodes_that_share_a_directory_have_one_each(tmp_path: Path) -> None:
     made = prepare(os.fspath(tmp_path / "cache"), node="node/../17")
     assert made == os.fspath(tmp_path / "cache" / "node-node_.._17")
     assert os.stat(made).st_mode & 0o777 == 0o700

@@ -12,7 +12,7 @@ import pytest
 
 import bootseer.callbacks
 
-Beats = list[tuple[int, dict[str, Any]]]
+Heartbeats = list[tuple[int, dict[str, Any]]]
 
 
 class Base:
@@ -23,8 +23,8 @@ class Base:
 
 
 @pytest.fixture
-def beats(monkeypatch: pytest.MonkeyPatch) -> Beats:
-    seen: Beats = []
+def heartbeats(monkeypatch: pytest.MonkeyPatch) -> Heartbeats:
+    seen: Heartbeats = []
     rank = ModuleType("_bootseer_rank")
     rank.heartbeat = lambda step, metrics: seen.append((step, metrics))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "_bootseer_rank", rank)
@@ -44,13 +44,13 @@ class Many:
         raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
 
 
-def test_only_plain_numbers_and_texts_are_told() -> None:
+def test_only_plain_numbers_and_texts_are_reported() -> None:
     found = {"loss": Number(), "all": Many(), "name": "x", "flag": True, "list": [1], "step": 3, "none": None}
     assert bootseer.callbacks.plain_metrics(found) == {"loss": 0.25, "name": "x", "flag": 1.0}
     assert len(bootseer.callbacks.plain_metrics({str(number): 1 for number in range(99)})) == 16
 
 
-def test_a_trainer_of_transformers(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_of_transformers(heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ModuleType("transformers")
     library.TrainerCallback = Base  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", library)
@@ -62,12 +62,12 @@ def test_a_trainer_of_transformers(beats: Beats, monkeypatch: pytest.MonkeyPatch
     state.global_step = 2
     callback.on_step_end("args", state, "control", model=None)
     callback.on_prediction_step("args", state, "control")
-    assert beats == [(1, {}), (2, {"loss": 0.5, "grad_norm": 0.25}), (2, {})], "each once"
+    assert heartbeats == [(1, {}), (2, {"loss": 0.5, "grad_norm": 0.25}), (2, {})], "each once"
     assert type(pickle.loads(pickle.dumps(callback))) is bootseer.callbacks.TrainerHeartbeat
 
 
 @pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_trainer_of_lightning(beats: Beats, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_trainer_of_lightning(heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     library = ModuleType(name)
     library.Callback = Base  # type: ignore[attr-defined]
     for each in ("lightning", "lightning.pytorch", "pytorch_lightning"):
@@ -82,7 +82,12 @@ def test_a_trainer_of_lightning(beats: Beats, monkeypatch: pytest.MonkeyPatch, n
     callback.on_train_batch_end(trainer, "module", "outputs", "batch", 1)
     callback.on_validation_batch_end(trainer, "module", "outputs", "batch", 0, dataloader_idx=0)
     callback.on_train_batch_end(trainer, "module", "outputs", "batch", 2)
-    assert [(step, metrics.get("loss")) for step, metrics in beats] == [(1, 0.25), (2, None), (2, None), (2, 9.0)]
+    assert [(step, metrics.get("loss")) for step, metrics in heartbeats] == [
+        (1, 0.25),
+        (2, None),
+        (2, None),
+        (2, 9.0),
+    ]
 
 
 def test_there_is_nothing_else() -> None:

@@ -171,7 +171,7 @@ GOOD = (
         GOOD.replace(b',"name":"x"', b""),
         b"[" * 100000 + b"\n",
         b'{"a":' * 100000 + b"\n",
-        GOOD.replace(b'"x"', b'"' + b"x" * events.MOST_LINE_BYTES + b'"'),
+        GOOD.replace(b'"x"', b'"' + b"x" * events.MAX_LINE_BYTES + b'"'),
     ],
     ids=lambda line: repr(line[:30]) + str(len(line)),
 )
@@ -224,7 +224,7 @@ def test_names_are_safe_in_paths(text: str) -> None:
 
 
 def test_the_fields_are_documented() -> None:
-    text = Path("docs/events.md").read_text()
+    text = Path("docs/reference/events.md").read_text()
     for name in ("v", *Event._fields, *(stage.value for stage in Stage), *(kind.value for kind in Kind)):
         assert f"| `{name}` |" in text, name
 

@@ -59,7 +59,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         ("none", "cannot open"),
         ("", "not a regular file"),
         ("fifo", "not a regular file"),
-        ("big", "no secret file"),
+        ("big", "not a secret file"),
     ):
         with pytest.raises(ConfigError, match=words):
             find_secret({"BOOTSEER_SECRET_FILE": os.fspath(tmp_path / name)})

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.job import Job, JobRules, Listen, Order, Send, Silence
+from launcher.coordinator.job import Job, JobRules, Listen, Order, Send, Silence
+from launcher.monitor.failure.record import unpack
 from launcher.rendezvous.messages import (
+    DroppedFromJob,
     Examine,
     Examined,
     Failure,
-    FailurePage,
+    FailureRecordMessage,
     Finish,
     FromCoordinator,
     FromMember,
-    GaveUp,
     Join,
-    Mend,
-    Mended,
     RankFailed,
+    RecoveryResult,
+    RecoveryStep,
     Refused,
     Started,
     StepTaken,
@@ -26,7 +27,6 @@ from launcher.rendezvous.messages import (
     Succeeded,
     World,
 )
-from launcher.supervise.failure_page import unpack
 
 
 def make_rules(**changes: object) -> JobRules:
@@ -69,7 +69,9 @@ class Sim:
         self.traces: dict[int, bytes] = {}  # of collectives, of each node
         self.ended: dict[int, tuple[int, ...]] = {}  # ranks of each node that had ended with 0 before
         self.reached: tuple[int, int | None] = (-1, None)  # what nodes say of their steps when they stop
-        self.mended: dict[tuple[int, str], Mended | None] = {}  # by node and step: other answers than "well"
+        self.mended: dict[
+            tuple[int, str], RecoveryResult | None
+        ] = {}  # by node and step: other answers than "well"
         self._next_port = 20000
 
     def join(self, node: int, host: str | None = None, **changes: object) -> None:
@@ -123,9 +125,9 @@ class Sim:
         for node in nodes:
             self.say(node, Succeeded(self.world(node).attempt))
 
-    def run_until_idle(self, most_s: float = 3600.0) -> None:
+    def run_until_idle(self, max_s: float = 3600.0) -> None:
         """Lets the time pass until no tick is planned any more."""
-        end_s = self.now_s + most_s
+        end_s = self.now_s + max_s
         while (moment_s := self.job.deadline_s()) is not None and moment_s <= end_s:
             self.now_s = max(self.now_s, moment_s)
             self._deliver(self.job.tick(self.now_s))
@@ -146,7 +148,7 @@ class Sim:
         for order in orders:
             if not isinstance(order, Send):
                 continue
-            if isinstance(order.message, GaveUp):
+            if isinstance(order.message, DroppedFromJob):
                 self.alive.discard(order.node)
                 self.unanswered.pop(order.node, None)
             if order.node in self.unanswered:
@@ -172,8 +174,8 @@ class Sim:
             )
         elif isinstance(message, Examine) and message.runs:
             self.say(node, Examined(message.attempt, 1.0, "post-mortem: well"))
-        elif isinstance(message, Mend):
-            well = Mended(message.attempt, message.step, True, 1.0, "well")
+        elif isinstance(message, RecoveryStep):
+            well = RecoveryResult(message.attempt, message.step, True, 1.0, "well")
             answer = self.mended.get((node, message.step), well)
             if answer is not None:
                 self.say(node, answer._replace(attempt=message.attempt))
@@ -206,7 +208,11 @@ class Sim:
 
     def pages(self, node: int = 1) -> list[dict[str, Any]]:
         """Of failures, as they came to a node."""
-        found = [unpack(message.data) for message in self.inbox.get(node, []) if isinstance(message, FailurePage)]
+        found = [
+            unpack(message.data)
+            for message in self.inbox.get(node, [])
+            if isinstance(message, FailureRecordMessage)
+        ]
         return [page for page in found if page is not None]
 
     def refusal(self, node: int) -> Refused | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.loop import Loop
+from launcher.base.loop import Loop
 from tests.unit.launcher.ranks.looping import run_until
 
 
@@ -20,13 +20,13 @@ def install(program: str, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     It is to take its line of the file `plan`, and to store the order that it gets as `order0`, `order1` and so on.
     """
-    path = top / "keeper"
+    path = top / "service"
     path.write_text(program.replace("PYTHON", sys.executable).replace("TOP", os.fspath(top)))
     path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", os.fspath(path))
 
 
-class KeeperBed:
+class ServiceBed:
     """A loop of its own, and keepers by a plan."""
 
     def __init__(self, top: Path) -> None:

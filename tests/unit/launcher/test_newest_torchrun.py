@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from bootseer.errors import ConfigError
-from launcher.cli import parse
-from launcher.devices import narrow_devices
-from launcher.ranks import logs
+from launcher.cli.parser import parse
+from launcher.ranks.devices import visible_device_of
+from launcher.ranks.output import logs
 from launcher.spec import LaunchSpec, build_spec
 
 
@@ -40,10 +40,10 @@ def test_completion_is_printed_without_a_script(shell: str, capsys: pytest.Captu
 
 def test_the_devices_of_hip_come_first_and_are_set_beside_the_others() -> None:
     environ = {"HIP_VISIBLE_DEVICES": "6, 7", "CUDA_VISIBLE_DEVICES": "1"}
-    assert narrow_devices(environ, 1) == "7"
+    assert visible_device_of(environ, 1) == "7"
     with pytest.raises(ConfigError, match="HIP_VISIBLE_DEVICES=6, 7"):
-        narrow_devices(environ, 2)
-    assert narrow_devices({**environ, "HIP_VISIBLE_DEVICES": ""}, 0) == "1"
+        visible_device_of(environ, 2)
+    assert visible_device_of({**environ, "HIP_VISIBLE_DEVICES": ""}, 0) == "1"
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "x"])

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from launcher import setup
-from launcher.cli import parse
+from launcher.base.stage_span import StageSpan
+from launcher.cli.parser import parse
+from launcher.provision import environment as setup
+from launcher.provision.environment import NodeSetup, ReadyEnvironment, SetupEvents
 from launcher.ranks.program import RankProgram
-from launcher.rendezvous.messages import SetupNews, SetupOrder
-from launcher.setup import Environment, NodeSetup, SetupEvents
+from launcher.rendezvous.messages import SetupOrder, SetupReport
 from launcher.spec import build_spec
-from launcher.stage_span import StageSpan
 from tests.support import is_running, wait_until
-from tests.unit.launcher.planned_keepers import KeeperBed, install
+from tests.unit.launcher.planned_keepers import ServiceBed, install
 from tests.unit.launcher.ranks.looping import run_for
 
 OMP = {"OMP_NUM_THREADS": "1"}
 # Answers each order by the lines of the plan; notes what it is told to do. Lives on after its input's end if told.
-KEEPER = """#!PYTHON -IS
+SERVICE = """#!PYTHON -IS
 import json, os, socket, time
 connection = socket.socket(fileno=os.dup(0))
 number = sum(name.startswith("order") for name in os.listdir("TOP"))
@@ -66,14 +66,14 @@ READY = {
 }
 
 
-class Bed(KeeperBed):
+class Bed(ServiceBed):
     """A node's set-up on a loop of its own, with the keepers of a plan."""
 
     def __init__(self, top: Path, *words: str) -> None:
         super().__init__(top)
-        self.ready: list[Environment] = []
-        self.failed: list[SetupNews] = []
-        self.news: list[SetupNews] = []
+        self.ready: list[ReadyEnvironment] = []
+        self.failed: list[SetupReport] = []
+        self.news: list[SetupReport] = []
         self.spans: list[StageSpan] = []
         self.said: list[str] = []
         self.complained: list[str] = []
@@ -103,7 +103,7 @@ class Bed(KeeperBed):
 @pytest.fixture
 def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bed]]:
     made: list[Bed] = []
-    install(KEEPER, tmp_path, monkeypatch)
+    install(SERVICE, tmp_path, monkeypatch)
 
     def make(*words: str) -> Bed:
         made.append(Bed(tmp_path, *words))
@@ -127,17 +127,30 @@ def test_a_store_that_does_not_answer_is_remembered_for_a_while(
     assert not made.setup.is_store_silent
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [{"did": "fetched"}, {**LOOKED, "why": 3}, {**READY, "prefix": "text"}, {"text": "of no kind"}],
+    ids=["missing", "of another type", "text for a list", "no kind"],
+)
+def test_a_service_whose_answer_is_not_valid_has_failed(bed: Callable[..., Bed], answer: dict[str, Any]) -> None:
+    made = bed()
+    made.begin({"start": [answer]}, {"start": [READY]})
+    made.until(lambda: made.ready)
+    assert made.order(1)["is_plain"] and made.news == [] and made.failed == []
+    assert made.said[0] == "the environment service has failed: it sent an invalid message; set-up is run"
+
+
 def test_orders_reach_it_and_its_news_the_coordinator(bed: Callable[..., Bed]) -> None:
     made = bed()
     made.begin({"start": [LOOKED], "build": [{**READY, "is_publishing": True}, {"did": "published", "tree": "t"}]})
     made.until(lambda: made.news)
-    assert made.news == [SetupNews("looked", "k", "", "")]
+    assert made.news == [SetupReport("looked", "k", "", "")]
     assert made.ready == []
-    made.setup.obey(SetupOrder("build", "", ""))
+    made.setup.carry_out(SetupOrder("build", "", ""))
     made.until(lambda: len(made.news) > 1)
     assert made.setup.is_ready
     assert len(made.ready) == 1
-    assert made.news[1:] == [SetupNews("published", "k", "t", "")]
+    assert made.news[1:] == [SetupReport("published", "k", "t", "")]
     assert made.spans[0].facts["how"] == "installed"
     order = made.order(0)
     assert order["spec"]["commands"] == ["true"]
@@ -145,19 +158,19 @@ def test_orders_reach_it_and_its_news_the_coordinator(bed: Callable[..., Bed]) -
     assert order["is_plain"] is False
 
 
-def test_keeper_that_dies_is_followed_by_one_that_only_runs_set_up(bed: Callable[..., Bed]) -> None:
+def test_service_that_dies_is_followed_by_one_that_only_runs_set_up(bed: Callable[..., Bed]) -> None:
     made = bed()
     made.begin({"start": ["die"]}, {"start": [LOOKED], "own": [READY]})
     assert made.order(1)["is_plain"] is True
     assert "has failed" in made.order(1)["why_plain"]
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("own", "", ""))
+    made.setup.carry_out(SetupOrder("own", "", ""))
     made.until(lambda: made.ready)
     assert any("set-up is run" in line for line in made.said)
     assert made.failed == []
 
 
-def test_two_keepers_that_die_are_the_jobs_error(bed: Callable[..., Bed]) -> None:
+def test_two_services_that_die_are_the_jobs_error(bed: Callable[..., Bed]) -> None:
     made = bed()
     made.begin({"start": ["die"]}, {"start": ["die"]})
     made.until(lambda: made.failed)
@@ -168,23 +181,23 @@ def test_set_up_that_fails_shows_the_last_lines_once(bed: Callable[..., Bed]) ->
     made = bed("--quiet")
     made.begin({"start": [{"did": "failed", "why": "set-up command 1 of 1 (false)", "tail": ["one", "two"]}]})
     made.until(lambda: made.failed)
-    assert made.failed == [SetupNews("failed", "", "", "set-up command 1 of 1 (false)")]
+    assert made.failed == [SetupReport("failed", "", "", "set-up command 1 of 1 (false)")]
     assert made.complained == ["set-up: one", "set-up: two"]
 
 
-def test_keeper_that_publishes_outlives_the_job(bed: Callable[..., Bed]) -> None:
+def test_service_that_publishes_outlives_the_job(bed: Callable[..., Bed]) -> None:
     made = bed()
     made.begin({"start": [LOOKED, {**READY, "is_publishing": True}], "lingers": True})
     made.until(lambda: made.ready)
     pid = made.order(0)["pid"]
     made.setup.close()
     assert is_running(pid)
-    assert any("still being published" in line for line in made.said)
+    assert any("continues publishing" in line for line in made.said)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
-def test_keeper_that_does_not_publish_ends_with_the_job(bed: Callable[..., Bed]) -> None:
+def test_service_that_does_not_publish_ends_with_the_job(bed: Callable[..., Bed]) -> None:
     made = bed()
     made.begin({"start": [LOOKED, READY]})
     made.until(lambda: made.ready)
@@ -201,7 +214,7 @@ def test_publisher_that_dies_is_news_and_no_error(bed: Callable[..., Bed]) -> No
     assert made.setup.is_ready and made.failed == []
 
 
-def test_mount_that_is_lost_is_made_anew_without_the_coordinator(bed: Callable[..., Bed]) -> None:
+def test_mount_that_is_lost_is_made_again_without_the_coordinator(bed: Callable[..., Bed]) -> None:
     made = bed()
     mounted = {**READY, "how": "mount", "tree": "t", "prefix": ["enter"]}
     fetched = {"did": "fetched", "tree": "t"}
@@ -210,26 +223,27 @@ def test_mount_that_is_lost_is_made_anew_without_the_coordinator(bed: Callable[.
         {"start": [{**LOOKED, "tree": "t"}], "use": [fetched], "show": [{**mounted, "prefix": ["again"]}]},
     )
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("use", "t", ""))
+    made.setup.carry_out(SetupOrder("use", "t", ""))
     made.until(lambda: len(made.news) == 2)
-    made.setup.obey(SetupOrder("show", "t", ""))
+    made.setup.carry_out(SetupOrder("show", "t", ""))
     made.until(lambda: len(made.ready) == 2)
     assert [program.prefix for program in made.ready] == [("enter",), ("again",)]
     assert [each.what for each in made.news] == ["looked", "fetched"]
 
 
-def test_keeper_that_hangs_is_ended(bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_hangs_is_ended(bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "SILENCE_S", 0.3)
     made = bed("--setup-timeout", "0", "--setup-wait", "0")
     made.begin({"start": []}, {"start": [LOOKED], "own": [READY]})
     pid = made.order(0)["pid"]
+    monkeypatch.setattr(setup, "SILENCE_S", 60.0)  # the next one may start slowly
     made.until(lambda: made.news)
     assert not is_running(pid)
-    made.setup.obey(SetupOrder("own", "", ""))
+    made.setup.carry_out(SetupOrder("own", "", ""))
     made.until(lambda: made.ready)
 
 
-def test_keeper_that_hangs_is_ended_long_before_the_job(
+def test_service_that_hangs_is_ended_long_before_the_job(
     bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As ever, with all the time that set-up was given: what is not set-up has no share of it."""
@@ -238,31 +252,31 @@ def test_keeper_that_hangs_is_ended_long_before_the_job(
     made.begin({"start": []}, {"start": [LOOKED], "own": [READY]})
     made.until(lambda: made.news)
     assert made.order(1)["is_plain"] is True
-    assert any("has said nothing for 1.5 s" in line for line in made.said)
-    made.setup.obey(SetupOrder("own", "", ""))
+    assert any("has sent nothing for 1.5 s" in line for line in made.said)
+    made.setup.carry_out(SetupOrder("own", "", ""))
     made.until(lambda: made.ready)
 
 
 @pytest.mark.parametrize("order", ["use", "show"])
-def test_keeper_that_hangs_in_a_restore_is_ended(bed: Callable[..., Bed], order: str) -> None:
+def test_service_that_hangs_in_a_restore_is_ended(bed: Callable[..., Bed], order: str) -> None:
     made = bed("--rdzv-conf", "join_timeout=4.5")
     made.begin({"start": [LOOKED], "use": []}, {"start": [LOOKED]})
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder(order, "t", ""))
+    made.setup.carry_out(SetupOrder(order, "t", ""))
     made.until(lambda: len(made.news) == 2)
     assert [each.what for each in made.news] == ["looked", "looked"]
 
 
-def test_keeper_that_waits_for_orders_is_not_silent(bed: Callable[..., Bed]) -> None:
+def test_service_that_waits_for_orders_is_not_silent(bed: Callable[..., Bed]) -> None:
     made = bed("--rdzv-conf", "join_timeout=4.5")
     made.begin({"start": [LOOKED], "own": [READY]})
     made.until(lambda: made.news)
-    made.loop.call_later(2, made.setup.obey, SetupOrder("own", "", ""))
+    made.loop.call_later(2, made.setup.carry_out, SetupOrder("own", "", ""))
     made.until(lambda: made.ready)
     assert not made.said[:-1], "it was left alone for longer than it may be silent"
 
 
-def test_keeper_that_waits_for_another_process_gets_time_and_the_job_knows(bed: Callable[..., Bed]) -> None:
+def test_service_that_waits_for_another_process_gets_time_and_the_job_knows(bed: Callable[..., Bed]) -> None:
     made = bed("--rdzv-conf", "join_timeout=4.5")
     made.begin({"start": [{"did": "waiting"}, {"pause_s": 2}, {"did": "waited"}, LOOKED]})
     made.until(lambda: len(made.news) == 2)
@@ -275,17 +289,17 @@ def test_damage_is_news_of_its_own_and_the_builder_hears_of_it(bed: Callable[...
     damaged = {"did": "unfetched", "why": "block 0 is not what it was", "damaged": "t"}
     made.begin({"start": [{**LOOKED, "tree": "t"}], "use": [damaged], "build": [READY]})
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("use", "t", ""))
+    made.setup.carry_out(SetupOrder("use", "t", ""))
     made.until(lambda: len(made.news) == 2)
-    assert made.news[1] == SetupNews("damaged", "k", "t", "block 0 is not what it was")
+    assert made.news[1] == SetupReport("damaged", "k", "t", "block 0 is not what it was")
     assert any("block 0 is not what it was" in line for line in made.said)
-    made.setup.obey(SetupOrder("build", "t", ""))
+    made.setup.carry_out(SetupOrder("build", "t", ""))
     made.until(lambda: made.ready)
     assert '"damaged": "t"' in (made.top / "heard").read_text()
 
 
 IN_IMAGE = RankProgram(
-    "/usr/bin/python3", "inside", "preloaded", ("enter", "a"), {"OF": "image"}, ("GONE",), "d" * 64
+    "/usr/bin/python3", "inside", "fork_server", ("enter", "a"), {"OF": "image"}, ("GONE",), "d" * 64
 )
 
 
@@ -298,11 +312,11 @@ def test_in_an_image_it_looks_when_the_digest_is_known_and_runs_set_up_when_it_i
     made.until(lambda: made.news)
     image = made.order(0)["image"]
     assert image == {"digest": "d" * 64, "python": "/usr/bin/python3", "environ": {"MINE": "1"}}
-    made.setup.obey(SetupOrder("build", "", ""))
+    made.setup.carry_out(SetupOrder("build", "", ""))
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.ready)
     assert made.told() == ["start", "image", "build"], "set-up waited until it was open"
-    assert made.ready == [Environment((), ("/t",), "", ())]
+    assert made.ready == [ReadyEnvironment((), ("/t",), "", ())]
     heard = [json.loads(line) for line in (made.top / "heard").read_text().splitlines()]
     assert heard[1] == {
         "do": "image",
@@ -322,7 +336,7 @@ def in_image(made: Bed, *plan: dict[str, Any]) -> None:
     made.setup.image_resolved("d" * 64)
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("build", "", ""))
+    made.setup.carry_out(SetupOrder("build", "", ""))
 
 
 def test_set_up_whose_image_was_lost_is_run_once_more_in_the_next_one(bed: Callable[..., Bed]) -> None:
@@ -335,11 +349,11 @@ def test_set_up_whose_image_was_lost_is_run_once_more_in_the_next_one(bed: Calla
     made.setup.image_lost()
     made.until(lambda: len(made.news) == 2)
     assert made.order(1)["is_plain"] is True and made.failed == []
-    assert [line for line in made.said if "once more" in line] == [
-        "set-up is run once more when the image is open again: its image was lost while set-up ran"
+    assert [line for line in made.said if "run again" in line] == [
+        "set-up is run again once the image is reopened: its image was lost while set-up ran"
     ]
     assert not made.setup.wants_image
-    made.setup.obey(SetupOrder("own", "", ""))
+    made.setup.carry_out(SetupOrder("own", "", ""))
     assert made.setup.wants_image
     run_for(made.loop, 0.2)
     assert made.told()[-1] == "start", "it waits for the next image"
@@ -353,14 +367,14 @@ def test_set_up_whose_image_was_lost_is_run_once_more_in_the_next_one(bed: Calla
 def test_set_up_fails_before_it_is_known_that_its_image_was_lost(
     bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    monkeypatch.setattr("launcher.setup.LOST_KNOWN_S", 60.0 if is_lost else 0.05)
+    monkeypatch.setattr("launcher.provision.environment.LOST_KNOWN_S", 60.0 if is_lost else 0.05)
     made = bed("--image", "/trees/x")
     in_image(made, {"start": [LOOKED], "build": [FAILED]}, {"start": [LOOKED], "own": [READY]})
     if is_lost:
-        made.until(lambda: made.setup._failing.is_set)
+        made.until(lambda: made.setup._image_loss.is_possible)
         made.setup.image_lost()
         made.until(lambda: len(made.news) == 2)
-        assert made.failed == [] and any("once more" in line for line in made.said)
+        assert made.failed == [] and any("run again" in line for line in made.said)
     else:
         made.until(lambda: made.failed)
         assert [each.text for each in made.failed] == ["ended with status 126"]
@@ -374,7 +388,7 @@ def test_set_up_is_run_again_only_once(bed: Callable[..., Bed]) -> None:
     made.setup.image_lost()
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: len(made.news) == 2)
-    made.setup.obey(SetupOrder("own", "", ""))
+    made.setup.carry_out(SetupOrder("own", "", ""))
     made.setup.image_lost()
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.failed)
@@ -391,7 +405,7 @@ def test_set_up_that_fails_by_itself_is_not_run_again(bed: Callable[..., Bed], i
     made.setup.image_lost()  # before set-up was to run
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("build", "", ""))
+    made.setup.carry_out(SetupOrder("build", "", ""))
     if is_lost:
         made.setup.image_lost()
     made.until(lambda: made.failed)
@@ -405,7 +419,7 @@ def test_set_up_waits_for_the_next_image(bed: Callable[..., Bed]) -> None:
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.news)
     made.setup.image_lost()
-    made.setup.obey(SetupOrder("build", "", ""))
+    made.setup.carry_out(SetupOrder("build", "", ""))
     run_for(made.loop, 0.2)
     assert made.told() == ["start", "image"]
     made.setup.image_opened(IN_IMAGE)
@@ -417,9 +431,9 @@ def take_kept(made: Bed) -> None:
     """Until what is kept is in its place."""
     made.setup.image_resolved("d" * 64)
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("use", "t", ""))
+    made.setup.carry_out(SetupOrder("use", "t", ""))
     made.until(lambda: len(made.news) == 2)
-    made.setup.obey(SetupOrder("show", "t", ""))
+    made.setup.carry_out(SetupOrder("show", "t", ""))
     made.until(lambda: made.ready)
 
 
@@ -432,7 +446,7 @@ def test_what_is_kept_needs_no_open_image(bed: Callable[..., Bed]) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--setup-target", "/opt/x/env")])
-def test_old_folders_of_ours_go_after_the_first_step_also_where_nothing_is_mounted(
+def test_old_directories_of_ours_go_after_the_first_step_also_where_nothing_is_mounted(
     bed: Callable[..., Bed], words: tuple[str, ...]
 ) -> None:
     made = bed("--image", "/trees/x", *words)
@@ -440,11 +454,11 @@ def test_old_folders_of_ours_go_after_the_first_step_also_where_nothing_is_mount
     made.setup.image_resolved("d" * 64)
     made.until(lambda: made.news)
     made.setup.first_step_seen()  # too early: it would end what the keeper is at
-    made.setup.obey(SetupOrder("show", "t", ""))
+    made.setup.carry_out(SetupOrder("show", "t", ""))
     made.until(lambda: made.ready)
     made.setup.first_step_seen()
     made.setup.touched([], [])
-    made.setup.obey(SetupOrder("show", "t", ""))
+    made.setup.carry_out(SetupOrder("show", "t", ""))
     expected = ["start", "show", *(() if words else ("first-step",)), "show"]
     made.until(lambda: len(made.told()) == len(expected))
     assert made.told() == expected
@@ -463,9 +477,9 @@ def mount_in_image(made: Bed, *later: dict[str, Any]) -> None:
     made.setup.image_resolved("d" * 64)
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("use", "t", ""))
+    made.setup.carry_out(SetupOrder("use", "t", ""))
     made.until(lambda: len(made.news) == 2)
-    made.setup.obey(SetupOrder("show", "t", ""))
+    made.setup.carry_out(SetupOrder("show", "t", ""))
     made.until(lambda: made.ready)
 
 
@@ -488,7 +502,7 @@ def test_set_up_is_run_where_what_was_mounted_cannot_be_had_in_another_way(
     made.setup.without_mount("no door")
     made.until(lambda: len(made.news) == 3)
     assert made.order(1 + len(unpacks))["is_plain"] is True
-    made.setup.obey(SetupOrder("own", "", ""))
+    made.setup.carry_out(SetupOrder("own", "", ""))
     made.until(lambda: len(made.ready) == 2)
     assert made.ready[1].prefix == () and made.failed == []
     assert made.said.count(line) == 1
@@ -531,41 +545,43 @@ def mounted_bed(bed: Callable[..., Bed], *plan: dict[str, Any]) -> Bed:
     made.begin({"start": [T_FOUND], "use": [T_FETCHED], "show": [T_MOUNTED]}, *plan)
     made.until(lambda: made.news)
     for do in ("use", "show"):
-        made.setup.obey(SetupOrder(do, "t", ""))
+        made.setup.carry_out(SetupOrder(do, "t", ""))
     made.until(lambda: made.ready)
     return made
 
 
-def test_a_mount_that_could_not_be_read_is_news_and_had_anew_when_that_is_ordered(bed: Callable[..., Bed]) -> None:
+def test_a_mount_that_could_not_be_read_is_news_and_had_again_when_that_is_ordered(
+    bed: Callable[..., Bed],
+) -> None:
     again = {"start": [T_FOUND], "use": [T_FETCHED], "show": [{**T_MOUNTED, "prefix": ["again"]}]}
     made = mounted_bed(bed, again, again)
     count = len(made.news)
     for number in (1, 2):
         made.setup.unreadable("block 7")
-        assert made.news[-1] == SetupNews("unreadable", "k", "t", "block 7")
-        made.setup.obey(SetupOrder("use", "t", ""))
+        assert made.news[-1] == SetupReport("unreadable", "k", "t", "block 7")
+        made.setup.carry_out(SetupOrder("use", "t", ""))
         assert not made.setup.is_ready
         assert ("mount" in made.order(number)["ways"]) == (number == 1), "not for ever"
         made.until(lambda: made.news[-1].what == "fetched")
-        made.setup.obey(SetupOrder("show", "t", ""))
+        made.setup.carry_out(SetupOrder("show", "t", ""))
         made.until(lambda: made.setup.is_ready)
         assert [each.what for each in made.news[count:]] == ["unreadable", "fetched", "ready"]
         count = len(made.news)
     assert made.ready[-1].prefix == ("again",)
 
 
-def test_nodes_begin_anew_where_what_is_kept_is_damaged(bed: Callable[..., Bed]) -> None:
+def test_nodes_begin_again_where_what_is_kept_is_damaged(bed: Callable[..., Bed]) -> None:
     damaged = {"did": "unfetched", "why": "block 7", "damaged": "t"}
     made = mounted_bed(
         bed, {"start": [T_FOUND], "use": [damaged]}, {"start": [T_FOUND], "build": [{**READY, "tree": "t2"}]}
     )
     made.setup.unreadable("block 7")
-    made.setup.obey(SetupOrder("use", "t", ""))
+    made.setup.carry_out(SetupOrder("use", "t", ""))
     made.until(lambda: made.news[-1].what == "damaged")
-    made.setup.obey(SetupOrder("renew", "t", ""))
+    made.setup.carry_out(SetupOrder("renew", "t", ""))
     assert made.order(2)["damaged"] == "t"
     made.until(lambda: made.news[-1].what == "looked")
-    made.setup.obey(SetupOrder("build", "t", ""))
+    made.setup.carry_out(SetupOrder("build", "t", ""))
     made.until(lambda: made.setup.is_ready)
     assert made.news[-1].what == "ready"
 
@@ -582,22 +598,22 @@ def test_what_lies_in_its_place_cannot_be_unreadable(bed: Callable[..., Bed]) ->
 def test_a_mount_that_is_lost_again_and_again_is_unpacked(bed: Callable[..., Bed]) -> None:
     lost = {"start": [T_FOUND], "use": [T_FETCHED], "show": [T_MOUNTED, {"did": "lost"}]}
     unpacked = {"start": [T_FOUND], "use": [T_FETCHED], "show": [{**READY, "how": "unpack", "tree": "t"}]}
-    made = mounted_bed(bed, *[lost] * (setup.MOST_KEEPERS - 1), unpacked)
+    made = mounted_bed(bed, *[lost] * (setup.MAX_SERVICES - 1), unpacked)
     os.kill(made.order(0)["pid"], signal.SIGKILL)
     made.until(lambda: made.spans[-1].facts["how"] == "unpack")
     assert made.failed == []
-    assert "mount" not in made.order(setup.MOST_KEEPERS)["ways"]
+    assert "mount" not in made.order(setup.MAX_SERVICES)["ways"]
 
 
-def test_a_mount_that_is_lost_and_ordered_anew_at_once_is_had_once(bed: Callable[..., Bed]) -> None:
+def test_a_mount_that_is_lost_and_ordered_again_at_once_is_had_once(bed: Callable[..., Bed]) -> None:
     """The coordinator waits for the word that it is there."""
     again = {"start": [T_FOUND], "use": [T_FETCHED], "show": [{**T_MOUNTED, "prefix": ["again"]}]}
     made = mounted_bed(bed, {"start": []}, again)
     made.setup.unreadable("the process that serves its files has ended")
     os.kill(made.order(0)["pid"], signal.SIGKILL)
     made.order(1)
-    made.setup.obey(SetupOrder("use", "t", ""))
+    made.setup.carry_out(SetupOrder("use", "t", ""))
     made.until(lambda: made.news[-1].what == "fetched")
-    made.setup.obey(SetupOrder("show", "t", ""))
+    made.setup.carry_out(SetupOrder("show", "t", ""))
     made.until(lambda: made.setup.is_ready)
     assert made.news[-1].what == "ready" and made.ready[-1].prefix == ("again",)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from bootseer.errors import ConfigError, UsageError
-from launcher.cli import parse
+from launcher.cli.parser import parse
 from launcher.spec import Entry, LaunchSpec, build_spec
 
 SCRIPT = os.path.abspath(__file__)

@@ -13,11 +13,11 @@ import pytest
 
 from bootseer.blocks import open_cache as open_user_cache
 from bootseer.blocks.cache import GONE, Cache
-from bootseer.blocks.locks import try_lock
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import USE_BYTE
 from bootseer.cache_folder import Limit
 from bootseer.errors import ConfigError, StorageError
+from bootseer.linux.locks import try_lock
 from tests.support import wait_until
 from tests.unit.bootseer.blocks.trees import Tree, fill_all, make_tree, open_cache, open_root
 
@@ -43,12 +43,12 @@ def root(tmp_path: Path) -> Cache:
 
 
 def test_variables_make_a_cache(tmp_path: Path) -> None:
-    folder = os.fspath(tmp_path / "mine")
-    root = open_user_cache({"BOOTSEER_CACHE": folder, "BOOTSEER_CACHE_LIMIT": "3MiB"})
-    assert (root.folder, root.limit_bytes()) == (folder, 3 << 20)
-    assert open_user_cache({"BOOTSEER_CACHE": folder}).limit == Limit()
+    directory = os.fspath(tmp_path / "mine")
+    root = open_user_cache({"BOOTSEER_CACHE": directory, "BOOTSEER_CACHE_LIMIT": "3MiB"})
+    assert (root.folder, root.limit_bytes()) == (directory, 3 << 20)
+    assert open_user_cache({"BOOTSEER_CACHE": directory}).limit == Limit()
     with pytest.raises(ConfigError):
-        open_user_cache({"BOOTSEER_CACHE": folder, "BOOTSEER_CACHE_LIMIT": "a lot"})
+        open_user_cache({"BOOTSEER_CACHE": directory, "BOOTSEER_CACHE_LIMIT": "a lot"})
 
 
 def test_sizes_are_those_on_disk(root: Cache) -> None:
@@ -89,7 +89,7 @@ def test_a_tree_that_grows_pushes_out_others(tmp_path: Path) -> None:
     root = open_root(tmp_path)
     put(root, TREES[0])
     room = root.statistics()["bytes"] * 3 // 2
-    root = open_root(tmp_path, limit=Limit(most_bytes=room))
+    root = open_root(tmp_path, limit=Limit(max_bytes=room))
     big = make_tree(600, source="big")
     with open_cache(root, big) as cache:
         for number, raw in enumerate(big.raws):
@@ -184,14 +184,14 @@ def test_what_a_killed_collection_left_is_removed(root: Cache) -> None:
 
 def test_files_in_the_making_that_nobody_makes_any_more_go(root: Cache) -> None:
     put(root, TREES[0])
-    folder = Path(root.folder) / "trees" / TREES[0].digest
+    directory = Path(root.folder) / "trees" / TREES[0].digest
     for name, age_s in ((".tmp-saved-1", 7200), (".tmp-saved-2", 0)):
-        (folder / name).write_bytes(b"")
-        now_s = (folder / name).stat().st_mtime
-        os.utime(folder / name, (now_s - age_s, now_s - age_s))
+        (directory / name).write_bytes(b"")
+        now_s = (directory / name).stat().st_mtime
+        os.utime(directory / name, (now_s - age_s, now_s - age_s))
     with open_cache(root, TREES[0]):
-        assert not (folder / ".tmp-saved-1").exists()
-        assert (folder / ".tmp-saved-2").exists()
+        assert not (directory / ".tmp-saved-1").exists()
+        assert (directory / ".tmp-saved-2").exists()
 
 
 def test_an_index_is_kept_as_it_is_or_not_at_all(root: Cache) -> None:
@@ -212,7 +212,7 @@ def test_only_digests_name_trees(root: Cache, digest: str) -> None:
             call()
 
 
-def test_a_file_in_the_place_of_a_folder_is_an_error_of_ours(root: Cache) -> None:
+def test_a_file_in_the_place_of_a_directory_is_an_error_of_ours(root: Cache) -> None:
     os.makedirs(os.path.join(root.folder, "trees"))
     path = os.path.join(root.folder, "trees", TREES[0].digest)
     Path(path).write_bytes(b"")
@@ -256,7 +256,7 @@ def test_without_locks_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert root.collect(0).trees == 0, "without locks nobody knows what is in use"
 
 
-def test_a_tree_whose_folder_cannot_be_read_costs_only_itself(root: Cache) -> None:
+def test_a_tree_whose_directory_cannot_be_read_costs_only_itself(root: Cache) -> None:
     """As ESTALE or EIO would: here the kernel says ELOOP."""
     put(root, TREES[0])
     path = Path(root.folder) / "trees" / TREES[1].digest
@@ -267,9 +267,9 @@ def test_a_tree_whose_folder_cannot_be_read_costs_only_itself(root: Cache) -> No
     assert root.collect(0).trees == 2
 
 
-def test_room_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    root = Cache(os.fspath(tmp_path / "cache"), limit=Limit(most_bytes=1), log=said.append)
+    root = Cache(os.fspath(tmp_path / "cache"), limit=Limit(max_bytes=1), log=said.append)
 
     def fail(_: object) -> os.statvfs_result:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -277,4 +277,4 @@ def test_room_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with open_cache(root, TREES[0]) as cache:
         monkeypatch.setattr(root, "_remove_gone", lambda: fail(None))
         assert cache.fill(0, TREES[0].raws[0]), "the disk is not full"
-    assert any("no room is made" in line and "Stale" in line for line in said)
+    assert any("no space can be freed" in line and "Stale" in line for line in said)

@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.present import HEADER_BYTES
-from bootseer.blocks.sums import BLOCK_SUMS
+from bootseer.blocks.sums import BLOCK_CHECKSUMS
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.tree.index import BLOCK_BYTES
 from tests.unit.bootseer.blocks.trees import make_tree, open_root
@@ -27,7 +27,7 @@ DEVICE = TREE.device()
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 NUMBERS = st.integers(0, TREE.count - 1)
 # Of a file that has so many bytes for each block, behind a header.
-SIZES = {"data": (0, BLOCK_BYTES), "sums": (0, BLOCK_SUMS.size), "present": (HEADER_BYTES, 1)}
+SIZES = {"data": (0, BLOCK_BYTES), "sums": (0, BLOCK_CHECKSUMS.size), "present": (HEADER_BYTES, 1)}
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -72,7 +72,7 @@ def serve(
             fetcher = BlockFetcher(TREE.index, cache, [store], **options)
             async with open_device(fetcher, recorder=recorder, log=said.append) as device:
                 assert device.size == len(DEVICE)
-                result = await aio.run_apart(work, Reader(device), timeout_s=30.0)
+                result = await aio.run_abandonable(work, Reader(device), timeout_s=30.0)
             await fetcher.aclose()
             return result
 
@@ -102,7 +102,7 @@ def test_any_range_is_read_and_later_ones_at_once(root: Cache) -> None:
 def test_without_room_all_is_read_all_the_same(tmp_path: Path) -> None:
     from bootseer.cache_folder import Limit
 
-    root = open_root(tmp_path, limit=Limit(most_bytes=0))
+    root = open_root(tmp_path, limit=Limit(max_bytes=0))
 
     def work(reader: Reader) -> None:
         for offset in range(0, len(DEVICE), 50_000):
@@ -127,7 +127,7 @@ def test_a_damaged_block_is_mended_on_the_way(root: Cache) -> None:
     serve(root, make_store(TREE), work)
 
 
-def test_errors_are_input_errors_and_told(root: Cache) -> None:
+def test_errors_are_input_errors_and_reported(root: Cache) -> None:
     store = make_store(TREE, Fault(Kind.ERROR, error=NotFound))
 
     def work(reader: Reader) -> None:
@@ -213,7 +213,7 @@ def unpack(
         with open_cache(root, TREE) as cache:
             fetcher = BlockFetcher(TREE.index, cache, [store])
             source = BlockSource(fetcher, asyncio.get_running_loop(), keeps=keeps)
-            result = await aio.run_apart(work, source, timeout_s=30.0)
+            result = await aio.run_abandonable(work, source, timeout_s=30.0)
             await fetcher.aclose()
             return result, [number for number in range(TREE.count) if cache.has(number)]
 

@@ -44,7 +44,7 @@ def run(root: Cache, use: Callable[[BlockFetcher], Awaitable[Any]], *stores: Fau
                 return await asyncio.wait_for(_await(use(fetcher)), 30.0)
             finally:
                 await fetcher.aclose()
-                assert not fetcher._flights
+                assert not fetcher._in_flight
 
     return asyncio.run(main())
 
@@ -342,7 +342,7 @@ def test_a_damaged_block_is_fetched_again(root: Cache) -> None:
 
 
 def test_without_room_blocks_are_handed_out_all_the_same(tmp_path: Path) -> None:
-    root = open_root(tmp_path, limit=Limit(most_bytes=0))
+    root = open_root(tmp_path, limit=Limit(max_bytes=0))
     store = make_store(TREE)
 
     async def use(fetcher: BlockFetcher) -> None:
@@ -357,7 +357,7 @@ def test_without_room_blocks_are_handed_out_all_the_same(tmp_path: Path) -> None
 
 def test_what_is_kept_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "RECENT_BLOCKS", 4)
-    root = open_root(tmp_path, limit=Limit(most_bytes=0))
+    root = open_root(tmp_path, limit=Limit(max_bytes=0))
     store = make_store(TREE)
 
     async def use(fetcher: BlockFetcher) -> None:
@@ -400,7 +400,7 @@ def test_a_block_that_another_process_fetches_is_waited_for(root: Cache) -> None
     assert read_bytes(store) == TREE.index.block(2).stored_bytes
 
 
-def test_a_holder_who_dies_is_followed_by_a_waiter(root: Cache) -> None:
+def test_a_sandbox_who_dies_is_followed_by_a_waiter(root: Cache) -> None:
     store = make_store(TREE)
 
     async def use(fetcher: BlockFetcher) -> None:
@@ -416,7 +416,7 @@ def test_a_holder_who_dies_is_followed_by_a_waiter(root: Cache) -> None:
     run(root, use, store)
 
 
-def test_a_holder_who_does_nothing_is_passed_by(root: Cache) -> None:
+def test_a_sandbox_who_does_nothing_is_passed_by(root: Cache) -> None:
     """As a process that was stopped."""
     store = make_store(TREE)
 

@@ -43,7 +43,7 @@ def test_each_block_is_in_one_span_within_bounds(numbers: list[int], span_bytes:
 
 @given(NUMBERS, st.integers(1, 10), st.integers(0, 30))
 def test_hot_blocks_stay_within_their_window(numbers: list[int], first: int, more: int) -> None:
-    spans = plan_hot(INDEX, numbers, first_window=first, most_window=first + more)
+    spans = plan_hot(INDEX, numbers, first_window=first, max_window=first + more)
     check(spans, numbers, 1 << 20, MAX_GAP_BYTES)
     order = list(dict.fromkeys(numbers))
     fetched = [number for span in spans for number in span.numbers]

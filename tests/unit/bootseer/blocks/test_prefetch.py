@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from bootseer.backoff import Backoff
 from bootseer.blocks import prefetch
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.device import BLOCK_SHIFT, open_device
-from bootseer.blocks.donors import Donors
+from bootseer.blocks.donors import DedupSources
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.prefetch import Phase, Prefetcher
 from bootseer.cache_folder import Limit
@@ -130,7 +131,7 @@ def test_blocks_keep_to_their_bandwidth(root: Cache, limits_hot: bool) -> None:
     async def use(fetcher: BlockFetcher) -> float:
         rate, hot = TREE.index.stored_bytes * 4, list(ALL) if limits_hot else ()
         begin_s = time.monotonic()
-        await Prefetcher(fetcher, hot, is_whole=True, most_bytes_per_s=rate, limits_hot=limits_hot).run()
+        await Prefetcher(fetcher, hot, is_whole=True, max_bytes_per_s=rate, limits_hot=limits_hot).run()
         return time.monotonic() - begin_s
 
     took_s = run(root, make_store(TREE), use)
@@ -138,7 +139,7 @@ def test_blocks_keep_to_their_bandwidth(root: Cache, limits_hot: bool) -> None:
 
 
 def test_failures_that_pass_are_waited_out(root: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(prefetch, "PAUSES", Backoff(0.01, 30.0))
     store = make_store(TREE, Fault(Kind.ERROR, calls=range(6)))
 
     async def use(fetcher: BlockFetcher) -> None:
@@ -150,7 +151,7 @@ def test_failures_that_pass_are_waited_out(root: Cache, monkeypatch: pytest.Monk
 
 
 def test_a_store_that_fails_for_good_is_left_alone(root: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(prefetch, "PAUSES", Backoff(0.001, 30.0))
     store = make_store(TREE, Fault(Kind.ERROR, error=NotFound))
     said: list[str] = []
 
@@ -158,7 +159,7 @@ def test_a_store_that_fails_for_good_is_left_alone(root: Cache, monkeypatch: pyt
         prefetcher = Prefetcher(fetcher, [*HOT, *range(20, 40, 2)], is_whole=True, log=said.append)
         await prefetcher.run()
         assert prefetcher.phase is Phase.GIVEN_UP
-        assert prefetcher.statistics()["failed_spans"] >= prefetch.MOST_FAILURES
+        assert prefetcher.statistics()["failed_spans"] >= prefetch.MAX_FAILURES
         store.plan.clear()
         assert_right(await fetcher.read_now([3]), TREE)
 
@@ -168,7 +169,7 @@ def test_a_store_that_fails_for_good_is_left_alone(root: Cache, monkeypatch: pyt
 
 
 def test_one_bad_span_does_not_stop_the_rest(root: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(prefetch, "PAUSES", Backoff(0.001, 30.0))
     path = TREE.index.pack_path(1)
     store = make_store(TREE, Fault(Kind.ERROR, path=path, error=NotFound))
 
@@ -183,7 +184,7 @@ def test_one_bad_span_does_not_stop_the_rest(root: Cache, monkeypatch: pytest.Mo
 
 
 def test_without_room_nothing_is_fetched_ahead(tmp_path: Path) -> None:
-    root = open_root(tmp_path, limit=Limit(most_bytes=0))
+    root = open_root(tmp_path, limit=Limit(max_bytes=0))
     store = make_store(TREE)
     said: list[str] = []
 
@@ -211,7 +212,7 @@ def test_it_can_be_cancelled_at_any_time(root: Cache) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert prefetcher.phase is Phase.CANCELLED
-            assert not fetcher._flights
+            assert not fetcher._in_flight
             assert store.under_way == 0
             assert_right(await fetcher.read(ALL), TREE)
             with open_cache(root, TREE) as other:
@@ -231,7 +232,7 @@ def test_other_trees_are_let_go_at_the_end(root: Cache) -> None:
         assert root.collect(0).trees == 1
         assert fetcher.statistics()["donated_blocks"] == 20
 
-    run(root, make_store(TREE), use, donors=Donors(root, TREE.digest, TREE.index))
+    run(root, make_store(TREE), use, donors=DedupSources(root, TREE.digest, TREE.index))
 
 
 def test_other_trees_still_give_after_the_hot_blocks(root: Cache) -> None:
@@ -251,7 +252,7 @@ def test_other_trees_still_give_after_the_hot_blocks(root: Cache) -> None:
         assert fetcher.statistics()["donated_blocks"] == 20
         assert root.collect(0).trees == 1
 
-    run(root, store, use, donors=Donors(root, TREE.digest, TREE.index), max_gap_bytes=0)
+    run(root, store, use, donors=DedupSources(root, TREE.digest, TREE.index), max_gap_bytes=0)
 
 
 def test_a_store_that_fails_leaves_other_trees_in_use(root: Cache) -> None:
@@ -269,8 +270,8 @@ def test_a_store_that_fails_leaves_other_trees_in_use(root: Cache) -> None:
         assert root.collect(0).trees == 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefetch, "FIRST_PAUSE_S", 0.001)
-        run(root, store, use, donors=Donors(root, TREE.digest, TREE.index))
+        patch.setattr(prefetch, "PAUSES", Backoff(0.001, 30.0))
+        run(root, store, use, donors=DedupSources(root, TREE.digest, TREE.index))
     assert root.collect(0).trees == 2, "its end lets go of them"
 
 

@@ -10,7 +10,7 @@ from bootseer.blocks.present import HEADER_BYTES, decode_saved, encode_saved, is
 TREE = "ab" * 32
 
 
-def test_a_map_is_believed_in_its_boot() -> None:
+def test_a_map_is_trusted_in_its_boot() -> None:
     header = make_header("boot-1", 7)
     assert len(header) == HEADER_BYTES
     assert is_of_boot(header, "boot-1", 7)

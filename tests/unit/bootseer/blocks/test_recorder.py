@@ -60,7 +60,7 @@ def test_a_program_that_never_starts_is_not_recorded_for_ever() -> None:
 
 
 def test_a_trace_has_a_largest_size() -> None:
-    recorder = Recorder(100, most_blocks=5)
+    recorder = Recorder(100, max_blocks=5)
     recorder.touch(0, 3)
     recorder.touch(10, 20)
     assert trace_of(recorder).blocks == [0, 1, 2, 3, 10]

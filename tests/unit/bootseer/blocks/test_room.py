@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from bootseer.blocks import room
-from bootseer.blocks.room import CHECK_BYTES, Room
+from bootseer.blocks.room import CHECK_BYTES, FreeSpace
 
 
 class Rooms:
@@ -17,7 +17,7 @@ class Rooms:
         self.answer = True
         self.asked: list[bool] = []
         self.said: list[str] = []
-        self.room = Room("/cache", self.make, self.said.append)
+        self.room = FreeSpace("/cache", self.make, self.said.append)
 
     def make(self, is_full: bool) -> bool:
         self.asked.append(is_full)
@@ -55,7 +55,7 @@ def test_a_full_disk_is_tried_again_if_something_was_evicted(number: int) -> Non
     assert rooms.room.failed(error, is_again=False)
     assert not rooms.room.failed(error, is_again=True)
     assert rooms.asked == [True]
-    assert rooms.said == ["/cache: no room: blocks are fetched as they are read, and not kept"]
+    assert rooms.said == ["/cache: no room: blocks are fetched as they are read, and not cached"]
     rooms = Rooms()
     rooms.answer = False
     assert not rooms.room.failed(error, is_again=False)

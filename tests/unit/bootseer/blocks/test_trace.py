@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from bootseer.blocks.trace import (
     ANY_WORKLOAD,
-    MOST_MS,
-    MOST_PAYLOAD_BYTES,
-    MOST_RECORDINGS,
-    MOST_RUNS,
-    MOST_TRACED,
+    MAX_MS,
+    MAX_PAYLOAD_BYTES,
+    MAX_RECORDINGS,
+    MAX_RUNS,
+    MAX_TRACED,
     Trace,
-    beyond,
     decode,
     encode,
     merge,
     prune,
     recording_name,
+    with_known,
     workload_key,
 )
 from bootseer.errors import FormatVersion, IntegrityError
@@ -70,14 +70,14 @@ def test_what_was_stored_comes_back(trace: Trace) -> None:
 
 def test_the_largest_trace_fits_into_its_envelope() -> None:
     trace = make(
-        list(range((1 << 24) - MOST_TRACED, 1 << 24)),
-        [MOST_RUNS] * MOST_TRACED,
-        [MOST_MS] * MOST_TRACED,
-        MOST_RUNS,
-        [recording_name(number, number) for number in range(MOST_RECORDINGS)],
+        list(range((1 << 24) - MAX_TRACED, 1 << 24)),
+        [MAX_RUNS] * MAX_TRACED,
+        [MAX_MS] * MAX_TRACED,
+        MAX_RUNS,
+        [recording_name(number, number) for number in range(MAX_RECORDINGS)],
     )
     data = encode(trace)
-    assert len(data) <= MOST_PAYLOAD_BYTES
+    assert len(data) <= MAX_PAYLOAD_BYTES
     assert len(base64.b64encode(data)) < (16 << 20) - 4096
 
 
@@ -89,7 +89,7 @@ def test_the_largest_trace_fits_into_its_envelope() -> None:
         ({"workload": "../../etc/passwd"}, "workload"),
         ({"workload": "A" * 16}, "workload"),
         ({"runs": 0}, "0 runs"),
-        ({"runs": MOST_RUNS + 1}, "runs"),
+        ({"runs": MAX_RUNS + 1}, "runs"),
         ({"blocks": [1, 1, 2]}, "twice"),
         ({"blocks": [1, 2, COUNT]}, "does not have"),
         ({"blocks": [1, 2, -1]}, "does not have"),
@@ -98,16 +98,16 @@ def test_the_largest_trace_fits_into_its_envelope() -> None:
         ({"seen": [0, 1, 1]}, "more often"),
         ({"seen": [1, 4, 1]}, "more often"),
         ({"first_ms": [1, -1, 1]}, "time"),
-        ({"first_ms": [1, MOST_MS + 1, 1]}, "time"),
-        ({"first_ms": [1.5, 1, 1]}, "no hot trace"),
-        ({"blocks": [True, 2, 3]}, "no hot trace"),
-        ({"blocks": "123"}, "no hot trace"),
-        ({"more": 1}, "no hot trace"),
+        ({"first_ms": [1, MAX_MS + 1, 1]}, "time"),
+        ({"first_ms": [1.5, 1, 1]}, "not an access trace"),
+        ({"blocks": [True, 2, 3]}, "not an access trace"),
+        ({"blocks": "123"}, "not an access trace"),
+        ({"more": 1}, "not an access trace"),
         ({"recordings": ["0" * 16, "0" * 16]}, "2 names .* not in order"),
         ({"recordings": ["1" * 16, "0" * 16]}, "not in order"),
-        ({"recordings": [f"{number:016x}" for number in range(MOST_RECORDINGS + 1)]}, "too many"),
+        ({"recordings": [f"{number:016x}" for number in range(MAX_RECORDINGS + 1)]}, "too many"),
         ({"recordings": ["../x"]}, "name of a recording"),
-        ({"recordings": [1]}, "no hot trace"),
+        ({"recordings": [1]}, "not an access trace"),
     ],
 )
 def test_what_does_not_add_up_is_refused(change: dict[str, Any], said: str) -> None:
@@ -124,7 +124,7 @@ def test_no_bytes_are_too_wild() -> None:
         with pytest.raises(IntegrityError):
             decode(data, TREE, COUNT, "here")
     with pytest.raises(IntegrityError, match="no trace is larger"):
-        decode(bytes(MOST_PAYLOAD_BYTES + 1), TREE, COUNT, "here")
+        decode(bytes(MAX_PAYLOAD_BYTES + 1), TREE, COUNT, "here")
 
 
 def test_what_no_reader_takes_is_not_written() -> None:
@@ -271,8 +271,8 @@ def test_a_recording_that_was_pruned_away_still_counts_once() -> None:
 
 
 def test_names_of_long_ago_are_forgotten_first() -> None:
-    some = [make([1], recordings=[recording_name(number, 0)]) for number in range(MOST_RECORDINGS + 10)]
-    assert merge(some).recordings == [recording_name(number, 0) for number in range(10, MOST_RECORDINGS + 10)]
+    some = [make([1], recordings=[recording_name(number, 0)]) for number in range(MAX_RECORDINGS + 10)]
+    assert merge(some).recordings == [recording_name(number, 0) for number in range(10, MAX_RECORDINGS + 10)]
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_a_start_with_read_ahead_votes_for_what_was_hot_only_with_something_new(
     recorded: Trace, known: Trace
 ) -> None:
     hot, seen = set(known.hot()), set(recorded.blocks)
-    found = beyond(recorded, known)
+    found = with_known(recorded, known)
     if seen <= hot:
         assert found is None
         return
@@ -313,4 +313,4 @@ def test_a_start_with_read_ahead_votes_for_what_was_hot_only_with_something_new(
 
 def test_read_ahead_of_another_workload_is_no_vote() -> None:
     with pytest.raises(ValueError, match="one workload"):
-        beyond(make([1]), msgspec.structs.replace(make([2]), workload="0123456789abcdef"))
+        with_known(make([1]), msgspec.structs.replace(make([2]), workload="0123456789abcdef"))

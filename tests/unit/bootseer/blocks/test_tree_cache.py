@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import crc
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.present import HEADER_BYTES
-from bootseer.blocks.sums import BLOCK_SUMS, GRANULE_BYTES, load_crc32c, sum_block
+from bootseer.blocks.sums import BLOCK_CHECKSUMS, GRANULE_BYTES, checksum_block
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import TreeFiles
 from bootseer.tree.index import BLOCK_BYTES
@@ -26,7 +27,7 @@ def root(tmp_path: Path) -> Cache:
     return open_root(tmp_path)
 
 
-def folder_of(root: Cache, tree: Tree = TREE) -> Path:
+def directory_of(root: Cache, tree: Tree = TREE) -> Path:
     return Path(root.folder) / "trees" / tree.digest
 
 
@@ -111,7 +112,7 @@ def test_missing_keeps_the_order_and_looks_right_when_scattered(root: Cache) -> 
 
 def test_a_granule_whose_sum_is_zero_is_as_good_as_any(root: Cache) -> None:
     """CRC32C can be 0, and 0 stands for what is not known: such a granule must neither be lost nor be believed."""
-    crc32c = load_crc32c()
+    crc32c = crc.load()
     granule = bytearray(GRANULE_BYTES)
     # The sum is linear in the last four bytes: find those that make it 0.
     base = crc32c(bytes(granule))
@@ -132,19 +133,19 @@ def test_a_granule_whose_sum_is_zero_is_as_good_as_any(root: Cache) -> None:
     granule[-4:] = value.to_bytes(4, "little")
     assert crc32c(bytes(granule)) == 0
     raw = bytes(granule) * 8
-    assert sum_block(crc32c, raw) == (1,) * 8
+    assert checksum_block(crc32c, raw) == (1,) * 8
     tree = make_tree([TREE.raws[0], raw, TREE.raws[1]])
     with open_cache(root, tree) as cache:
         cache.fill(0, tree.raws[0])
         cache.fill(2, tree.raws[2])
-        with open(folder_of(root, tree) / "data", "r+b") as file:
+        with open(directory_of(root, tree) / "data", "r+b") as file:
             file.seek(BLOCK_BYTES)
             file.write(raw)  # never filled, and its sum is that of the unknown
         assert read(cache, 0, 3 * BLOCK_BYTES) is None
         assert read(cache, BLOCK_BYTES, 10) is None
         cache.fill(1, raw)
         assert read(cache, 0, 3 * BLOCK_BYTES) == tree.device()
-        flip(folder_of(root, tree) / "data", BLOCK_BYTES + 5 * GRANULE_BYTES)
+        flip(directory_of(root, tree) / "data", BLOCK_BYTES + 5 * GRANULE_BYTES)
         assert read(cache, BLOCK_BYTES, BLOCK_BYTES) is None
 
 
@@ -156,7 +157,7 @@ def test_a_granule_whose_sum_is_zero_is_as_good_as_any(root: Cache) -> None:
     ("name", "at"),
     [
         ("data", 3 * BLOCK_BYTES + 70_000),
-        ("sums", 3 * BLOCK_SUMS.size + 5),
+        ("sums", 3 * BLOCK_CHECKSUMS.size + 5),
         ("present", HEADER_BYTES + 3),
         ("present", 3),
         ("saved", 60),
@@ -169,8 +170,8 @@ def test_a_flipped_bit_costs_a_fetch_and_nothing_else(root: Cache, name: str, at
     fill_all(cache, TREE)
     if not is_open:
         cache.close()
-    if (folder_of(root) / name).exists() and (folder_of(root) / name).stat().st_size > at:
-        flip(folder_of(root) / name, at, 0x10)
+    if (directory_of(root) / name).exists() and (directory_of(root) / name).stat().st_size > at:
+        flip(directory_of(root) / name, at, 0x10)
     if not is_open:
         cache = open_cache(root, TREE)
     with cache:
@@ -195,7 +196,7 @@ def test_a_file_cut_off_or_gone_costs_fetches_and_nothing_else(
     fill_all(cache, TREE)
     if not is_open:
         cache.close()
-    path = folder_of(root) / name
+    path = directory_of(root) / name
     if path.exists():
         if kept is None:
             path.unlink()
@@ -220,7 +221,7 @@ def test_a_file_cut_off_or_gone_costs_fetches_and_nothing_else(
 def test_what_one_finds_damaged_another_may_have_mended(root: Cache) -> None:
     with open_cache(root, TREE) as one, open_cache(root, TREE) as two:
         fill_all(one, TREE)
-        flip(folder_of(root) / "data", 5 * BLOCK_BYTES)
+        flip(directory_of(root) / "data", 5 * BLOCK_BYTES)
         assert read(one, 5 * BLOCK_BYTES, 10) is None
         assert read(two, 5 * BLOCK_BYTES, 10) is None
         assert one.missing([4, 5]) == [5]
@@ -242,7 +243,7 @@ def test_what_one_finds_damaged_another_may_have_mended(root: Cache) -> None:
 def test_a_short_block_is_followed_by_zeros_whatever_was_there(root: Cache) -> None:
     short = next(number for number, raw in enumerate(TREE.raws) if len(raw) < BLOCK_BYTES)
     with open_cache(root, TREE) as cache:
-        with open(folder_of(root) / "data", "r+b") as file:
+        with open(directory_of(root) / "data", "r+b") as file:
             file.seek(short * BLOCK_BYTES)
             file.write(b"x" * BLOCK_BYTES)
         cache.fill(short, TREE.raws[short])
@@ -284,12 +285,12 @@ def test_what_the_disk_had_not_got_is_found_even_if_it_was_marked(tmp_path: Path
     root = open_root(tmp_path, boot_id="boot-1")
     with open_cache(root, TREE) as cache:
         fill_all(cache, TREE)
-    with open(folder_of(root) / "data", "r+b") as file:
+    with open(directory_of(root) / "data", "r+b") as file:
         file.truncate(3 * BLOCK_BYTES)
         file.truncate(len(DEVICE))
-    with open(folder_of(root) / "sums", "r+b") as file:
-        file.truncate(7 * BLOCK_SUMS.size)
-        file.truncate(TREE.count * BLOCK_SUMS.size)
+    with open(directory_of(root) / "sums", "r+b") as file:
+        file.truncate(7 * BLOCK_CHECKSUMS.size)
+        file.truncate(TREE.count * BLOCK_CHECKSUMS.size)
     with open_cache(open_root(tmp_path, boot_id="boot-2"), TREE) as cache:
         found = [read(cache, number * BLOCK_BYTES, 4096) for number in range(TREE.count)]
         assert [number for number, data in enumerate(found) if data is not None] == [0, 1, 2]
@@ -378,7 +379,7 @@ def test_beyond_its_limit_it_keeps_nothing_and_says_so_once(tmp_path: Path) -> N
     from bootseer.cache_folder import Limit
 
     said: list[str] = []
-    root = open_root(tmp_path, limit=Limit(most_bytes=0), log=said.append)
+    root = open_root(tmp_path, limit=Limit(max_bytes=0), log=said.append)
     with open_cache(root, TREE) as cache:
         assert not cache.fill(0, TREE.raws[0])
         assert not cache.fill(1, TREE.raws[1])

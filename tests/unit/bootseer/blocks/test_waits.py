@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from bootseer.blocks.waits import Waits
+from bootseer.blocks.waits import StallTime
 
 
 def test_waits_at_once_count_once() -> None:
     async def main() -> None:
-        waits = Waits()
+        waits = StallTime()
         with waits.one(), waits.one():
             await asyncio.sleep(0.05)
         assert waits.count == 2
@@ -30,7 +30,7 @@ def test_waits_at_once_count_once() -> None:
 
 def test_a_wait_counts_from_when_the_reader_stood_still() -> None:
     async def main() -> None:
-        waits = Waits()
+        waits = StallTime()
         with waits.one(time.monotonic() - 5.0):
             assert waits.blocked_s == pytest.approx(5.0, abs=0.5)
         assert waits.blocked_s == pytest.approx(5.0, abs=0.5)
@@ -40,7 +40,7 @@ def test_a_wait_counts_from_when_the_reader_stood_still() -> None:
 
 def test_quiet_comes_when_nobody_has_waited_for_a_while() -> None:
     async def main() -> None:
-        waits = Waits()
+        waits = StallTime()
         await waits.quiet(10.0)  # nobody ever waited
         order: list[str] = []
 

@@ -15,7 +15,7 @@ from bootseer.testing.faulty_store import Fault, FaultyStore
 from bootseer.tree import compression
 from bootseer.tree.block_codec import block_digest, pack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, UNIT_BYTES, Index, digest_of, encode
-from tests.unit.storage.slow_store import SlowStore
+from tests.unit.bootseer.storage.slow_store import SlowStore
 
 
 class Tree(NamedTuple):
@@ -86,9 +86,9 @@ def make_store(tree: Tree, *plan: Fault, latency_s: float = 0.0, rate: float = 1
     return FaultyStore(store, plan)
 
 
-def open_root(folder: str | os.PathLike[str], **options: object) -> Cache:
+def open_root(directory: str | os.PathLike[str], **options: object) -> Cache:
     """A cache in a folder of a test, without a limit."""
-    return Cache(os.path.join(folder, "cache"), **{"limit": Limit(share=1.0), **options})  # type: ignore[arg-type]
+    return Cache(os.path.join(directory, "cache"), **{"limit": Limit(share=1.0), **options})  # type: ignore[arg-type]
 
 
 def open_cache(root: Cache, tree: Tree) -> TreeCache:

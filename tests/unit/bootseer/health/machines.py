@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bootseer.health.door import ClockState, Door, Room
+from bootseer.health.door import ClockState, FileSystemSpace, HostInterface
 from tests.support import lacking
 
 HEALTHY: Mapping[str, str] = {
@@ -55,23 +55,23 @@ HEALTHY: Mapping[str, str] = {
     "dev/kmsg": "6,1,900000000000000000,-;usb 1-1: new device\n SUBSYSTEM=usb\n",
     "dev/shm/x": "",
 }
-ROOMY = Room(10**12, 5 * 10**11, 10**6, 5 * 10**5, False)
+ROOMY = FileSystemSpace(10**12, 5 * 10**11, 10**6, 5 * 10**5, False)
 GOOD_CLOCK = ClockState(True, 0.0001, 0.01)
 
 
-class MadeDoor(Door):
+class MadeHost(HostInterface):
     """The real door before a made-up tree; what is no file is set here. `while_asleep` changes the tree."""
 
     def __init__(self, root: str, nvml: str = "no-such-library.so") -> None:
         super().__init__(root, nvml)
-        self.rooms: dict[str, Room | OSError] = {}
+        self.rooms: dict[str, FileSystemSpace | OSError] = {}
         self.soft_limit = 65536
         self.locked: int | None = None
         self.clock_state: ClockState | None = GOOD_CLOCK
         self.while_asleep: Callable[[], object] = lambda: None
         self.time_s = 0.0
 
-    def room(self, path: str) -> Room:
+    def room(self, path: str) -> FileSystemSpace:
         found = self.rooms.get(path.removeprefix(self.root.rstrip("/")), ROOMY)
         if isinstance(found, OSError):
             raise found
@@ -106,9 +106,9 @@ def write_tree(root: Path, files: Mapping[str, str]) -> None:
 
 def restore_tree(root: Path, files: Mapping[str, str]) -> None:
     """As `write_tree` has left it; what was changed is few files."""
-    for folder, _, names in os.walk(root):
+    for directory, _, names in os.walk(root):
         for name in names:
-            path = Path(folder, name)
+            path = Path(directory, name)
             if os.fspath(path.relative_to(root)) not in files:
                 path.unlink()
     changed = {name: text for name, text in files.items() if _text(root / name) != text}
@@ -229,12 +229,12 @@ WELL = {
 }
 
 
-def compile_nvml(folder: Path) -> str:
+def compile_nvml(directory: Path) -> str:
     """The library, by the compiler that builds Python's extensions here."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         lacking("no C compiler, for a fake of NVIDIA's library")
-    source, library = folder / "nvml.c", folder / "libfake-nvml.so"
+    source, library = directory / "nvml.c", directory / "libfake-nvml.so"
     source.write_text("#include <unistd.h>\n" + FAKE_NVML)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
     return os.fspath(library)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.health.changes import CALM_LOOKS, MOST_KNOWN, MOST_RETURNS, Changes
+from bootseer.health.changes import CALM_ROUNDS, MAX_KNOWN, MAX_REPORTS, Changes
 from bootseer.health.finding import BAD, FAIL, HUNG, LEVELS, OK, UNKNOWN, WARN, Finding
 
 FULL = Finding("space", WARN, "free", "/data", 9.0, 10.0, "bytes", "delete")
@@ -17,17 +17,17 @@ def told(
     return [(change.finding.level, change.is_over) for change in changes.look(checks, findings)]
 
 
-def test_a_finding_is_told_when_it_comes_and_when_it_has_gone() -> None:
+def test_a_finding_is_reported_when_it_comes_and_when_it_has_gone() -> None:
     changes = Changes()
     assert told(changes, FULL) == [(WARN, False)]
     assert told(changes, FULL._replace(measured=8.0)) == []
     assert told(changes) == [], "once away is not gone"
     assert told(changes, FULL) == []
-    assert [told(changes) for _ in range(CALM_LOOKS)] == [[]] * (CALM_LOOKS - 1) + [[(WARN, True)]]
+    assert [told(changes) for _ in range(CALM_ROUNDS)] == [[]] * (CALM_ROUNDS - 1) + [[(WARN, True)]]
     assert told(changes) == []
 
 
-def test_what_gets_worse_is_told_and_what_gets_better_is_not() -> None:
+def test_what_gets_worse_is_reported_and_what_gets_better_is_not() -> None:
     changes = Changes()
     assert told(changes, FULL) == [(WARN, False)]
     assert told(changes, FULL._replace(level=FAIL)) == [(FAIL, False)]
@@ -35,7 +35,7 @@ def test_what_gets_worse_is_told_and_what_gets_better_is_not() -> None:
     assert told(changes, FULL._replace(level=FAIL)) == [], "it has been as bad before"
 
 
-def test_what_is_in_order_or_unknown_is_not_told() -> None:
+def test_what_is_in_order_or_unknown_is_not_reported() -> None:
     assert told(Changes(), FULL._replace(level=OK), FULL._replace(level=UNKNOWN)) == []
 
 
@@ -58,10 +58,10 @@ def test_what_the_kernel_has_said_stays_said() -> None:
     assert [told(changes) for _ in range(9)] == [[]] * 9
 
 
-def test_what_comes_and_goes_is_told_a_few_times() -> None:
+def test_what_comes_and_goes_is_reported_a_few_times() -> None:
     changes = Changes()
-    times = [told(changes, FULL) + [each for _ in range(CALM_LOOKS) for each in told(changes)] for _ in range(9)]
-    assert times == [[(WARN, False), (WARN, True)]] * MOST_RETURNS + [[]] * (9 - MOST_RETURNS)
+    times = [told(changes, FULL) + [each for _ in range(CALM_ROUNDS) for each in told(changes)] for _ in range(9)]
+    assert times == [[(WARN, False), (WARN, True)]] * MAX_REPORTS + [[]] * (9 - MAX_REPORTS)
 
 
 FINDINGS = st.lists(
@@ -99,5 +99,5 @@ def test_lines_come_and_go_in_turn(looks: list[list[Finding]]) -> None:
 
 def test_what_is_known_has_a_bound() -> None:
     changes = Changes()
-    flood = [FULL._replace(where=str(number)) for number in range(3 * MOST_KNOWN)]
-    assert len(changes.look(["space"], flood)) == MOST_KNOWN
+    flood = [FULL._replace(where=str(number)) for number in range(3 * MAX_KNOWN)]
+    assert len(changes.look(["space"], flood)) == MAX_KNOWN

@@ -38,7 +38,7 @@ def test_an_executable_that_has_gone_since_is_no_mistake() -> None:
     assert passed_on(Options(own=("/no/such/check",))).own == ("/no/such/check",)
 
 
-def test_folders_of_the_job_are_looked_at_and_named_paths_are_used() -> None:
+def test_directories_of_the_job_are_looked_at_and_named_paths_are_used() -> None:
     request = make_request(read_options("--", ["/data:ro", "/out"]), ["/tmp", "/tmp"], 2.0, 0.5, 7)
     assert request.paths == (Path("/tmp", True, False), Path("/data", False, True), Path("/out", True, True))
     assert (request.log_hours, request.interval_s, request.ancestor) == (2.0, 0.5, 7)
@@ -47,13 +47,13 @@ def test_folders_of_the_job_are_looked_at_and_named_paths_are_used() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"paths": [":ro"]}, "--check-path ':ro': name a folder"),
+        ({"paths": [":ro"]}, "--check-path ':ro': name a directory"),
         ({"own": ["/no/such/check"]}, "--check-own '/no/such/check': there is no such executable"),
         ({"expect_gpus": -1}, "--check-expect-gpus -1: give 0 or more"),
         ({"timeout_s": 0.0}, "--check-timeout 0: give a number above 0"),
         ({"timeout_s": float("nan")}, "--check-timeout nan"),
         ({"every_s": 0.5}, "--check-every 0.5: give 1 to 86400 seconds, or 0 for never"),
-        ({"limits": ["speed=3"]}, "--check-limit 'speed=3': there are memory_warn_share"),
+        ({"limits": ["speed=3"]}, "--check-limit 'speed=3': unknown limit; known are memory_warn_share"),
         ({"limits": ["clock_warn_s"]}, "give clock_warn_s=NUMBER"),
         ({"limits": ["clock_warn_s=-1"]}, "give clock_warn_s=NUMBER, 0 or more"),
         ({"limits": ["clock_warn_s=inf"]}, "give clock_warn_s=NUMBER"),

@@ -17,8 +17,8 @@ import pytest
 
 from bootseer.health import pair_node, pair_probe
 from bootseer.health.limits import Limits
-from bootseer.health.pair_node import Order, PairNode, listen, read_order
-from bootseer.health.pairs import Measured, judge_pairs
+from bootseer.health.pair_node import PairNode, PairOrder, listen, read_order
+from bootseer.health.pairs import PairMeasurement, judge_pairs
 from bootseer.own_module import command_of
 
 KEY = bytes(range(32))
@@ -34,13 +34,13 @@ def listeners() -> Iterator[list[socket.socket]]:
         each.close()
 
 
-def run(listeners: list[socket.socket], keys: dict[int, bytes] | None = None) -> dict[int, list[Measured]]:
+def run(listeners: list[socket.socket], keys: dict[int, bytes] | None = None) -> dict[int, list[PairMeasurement]]:
     """Those of `keys` take part, each with its own."""
     keys = dict.fromkeys(range(len(listeners)), KEY) if keys is None else keys
     nodes = tuple(each.getsockname() for each in listeners)
     with ThreadPoolExecutor(len(listeners)) as pool:
         tests = {
-            own: pool.submit(PairNode(listeners[own], Order(key, own, nodes)).run) for own, key in keys.items()
+            own: pool.submit(PairNode(listeners[own], PairOrder(key, own, nodes)).run) for own, key in keys.items()
         }
         return {own: test.result(20) for own, test in tests.items()}
 
@@ -103,7 +103,7 @@ def test_a_partner_that_takes_little_and_gives_nothing_costs_its_time_alone() ->
             sock, _ = listener.accept()
             taken = 0
             with sock, suppress(ConnectionError):  # what it does not take is dropped in the end
-                partner, nonce = pair_probe.hear(sock, end_s)
+                partner, nonce = pair_probe.receive_hello(sock, end_s)
                 pair_probe.answer(sock, 1, partner, nonce, KEY, end_s)
                 pair_probe._echo(sock, end_s)
                 while data := sock.recv(1000):
@@ -112,11 +112,11 @@ def test_a_partner_that_takes_little_and_gives_nothing_costs_its_time_alone() ->
             return taken
 
         taking = pool.submit(take_little)
-        sock = pair_probe.begin(address, port, 0, 1, KEY, end_s)
+        sock = pair_probe.connect(address, port, 0, 1, KEY, end_s)
         began_s = time.monotonic()
         assert pair_probe.measure(sock, 1, True, end_s).bytes_per_s == 0.0
         assert time.monotonic() - began_s < 4 * pair_probe.SEND_S + pair_probe._PINGS_S
-        assert 0 < taking.result(10) < pair_probe.MOST_BYTES
+        assert 0 < taking.result(10) < pair_probe.MAX_BYTES
 
 
 MIB = 1 << 20
@@ -188,7 +188,7 @@ def test_processes_measure_and_end() -> None:
         for own, each in enumerate(processes[:2]):
             each.ask({"key": KEY.hex(), "own": own, "nodes": nodes})
         for own, each in enumerate(processes[:2]):
-            found = {one["partner"]: Measured(**one) for one in each.line()["measured"]}
+            found = {one["partner"]: PairMeasurement(**one) for one in each.line()["measured"]}
             assert not found[1 - own].error and found[2].error
     finally:
         statuses = [each.close() for each in processes]

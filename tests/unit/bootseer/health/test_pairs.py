@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN
 from bootseer.health.limits import Limits
-from bootseer.health.pairs import MOST_LINKS, MOST_ROUNDS, Measured, count_rounds, find_partner, judge_pairs
+from bootseer.health.pairs import MAX_LINKS, MAX_ROUNDS, PairMeasurement, count_rounds, find_partner, judge_pairs
 
 RATE, LATENCY_S = 1e9, 1e-4
-Results = dict[int, list[Measured]]
+Results = dict[int, list[PairMeasurement]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -28,7 +28,7 @@ def test_each_measures_with_each_other_once_and_one_at_a_time(nodes: int) -> Non
         assert sum(partner is None for partner in partners.values()) == nodes % 2
         met += [frozenset((number, partner)) for number, partner in partners.items() if partner is not None]
     assert all(met.count(pair) == 2 for pair in set(met))
-    expected = nodes * (nodes - 1) // 2 if nodes <= MOST_ROUNDS + 1 else MOST_ROUNDS * (nodes // 2)
+    expected = nodes * (nodes - 1) // 2 if nodes <= MAX_ROUNDS + 1 else MAX_ROUNDS * (nodes // 2)
     assert len(set(met)) == expected
 
 
@@ -36,7 +36,7 @@ def test_one_node_has_nobody() -> None:
     assert count_rounds(1) == count_rounds(0) == 0
 
 
-def measure(nodes: int, seed: int, change: Callable[[int, int, Measured], Measured]) -> Results:
+def measure(nodes: int, seed: int, change: Callable[[int, int, PairMeasurement], PairMeasurement]) -> Results:
     """A healthy network but for `change`: of receiver, sender and what the receiver would have measured."""
     chance = random.Random(seed)
     results: Results = {number: [] for number in range(nodes)}
@@ -47,24 +47,24 @@ def measure(nodes: int, seed: int, change: Callable[[int, int, Measured], Measur
                 continue
             latency_s = LATENCY_S * chance.uniform(0.6, 2.0) if number < partner else None
             rate, lost = RATE * chance.uniform(0.5, 1.3), chance.choice((0.0, 0.0, 0.01))
-            results[number].append(change(number, partner, Measured(partner, "", latency_s, rate, lost)))
+            results[number].append(change(number, partner, PairMeasurement(partner, "", latency_s, rate, lost)))
     return results
 
 
-def slow(found: Measured) -> Measured:
+def slow(found: PairMeasurement) -> PairMeasurement:
     return found._replace(bytes_per_s=(found.bytes_per_s or 0) / 40)
 
 
-def late(found: Measured) -> Measured:
+def late(found: PairMeasurement) -> PairMeasurement:
     return found._replace(latency_s=None if found.latency_s is None else found.latency_s + 0.05)
 
 
-def lost(found: Measured) -> Measured:
+def lost(found: PairMeasurement) -> PairMeasurement:
     return found._replace(lost_share=0.3)
 
 
-def dead(found: Measured) -> Measured:
-    return Measured(found.partner, "no answer in time")
+def dead(found: PairMeasurement) -> PairMeasurement:
+    return PairMeasurement(found.partner, "no answer in time")
 
 
 def judge(results: Results, nodes: int):
@@ -125,21 +125,21 @@ def test_a_bad_link_is_named_and_no_node(nodes: int, seed: int, spoil, data) -> 
     assert findings[0].level == WARN and set(findings[0].where.split(" to ")) == {f"node{first}", f"node{second}"}
 
 
-def test_of_many_bad_links_the_worst_are_told_and_the_rest_counted() -> None:
+def test_of_many_bad_links_the_worst_are_reported_and_the_rest_counted() -> None:
     nodes, rates = 60, {}
     for number in range(nodes):  # each node has one, so that no node differs
         partner = find_partner(nodes, number, 3)
         if partner is not None and not {number, partner} & {each for pair in rates for each in pair}:
             rates[frozenset((number, partner))] = 1e6 * (nodes - number)
 
-    def change(number: int, partner: int, found: Measured) -> Measured:
+    def change(number: int, partner: int, found: PairMeasurement) -> PairMeasurement:
         return found._replace(bytes_per_s=rates.get(frozenset((number, partner)), found.bytes_per_s))
 
     findings, named = judge(measure(nodes, 1, change), nodes)
-    assert named == [] and len(rates) > MOST_LINKS
+    assert named == [] and len(rates) > MAX_LINKS
     told = [frozenset(int(each.removeprefix("node")) for each in f.where.split(" to ")) for f in findings[:-1]]
-    assert told == sorted(rates, key=rates.__getitem__)[:MOST_LINKS]
-    assert (findings[-1].level, findings[-1].what) == (WARN, f"{len(rates) - MOST_LINKS} more links are bad")
+    assert told == sorted(rates, key=rates.__getitem__)[:MAX_LINKS]
+    assert (findings[-1].level, findings[-1].what) == (WARN, f"{len(rates) - MAX_LINKS} more links are bad")
 
 
 @settings(max_examples=40, deadline=None)
@@ -175,7 +175,7 @@ def test_without_measurements_nothing_is_known() -> None:
         st.integers(0, 5),
         st.lists(
             st.builds(
-                Measured,
+                PairMeasurement,
                 st.integers(0, 5),
                 st.sampled_from(("", "", "", "refused")),
                 st.none() | st.floats(0, 10),

@@ -16,10 +16,10 @@ import pytest
 from bootseer.health import runner
 from bootseer.health.checks import Request, make_tasks
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
-from bootseer.health.own import MOST_ERROR_BYTES, MOST_OUTPUT_BYTES, _drain, name_of, run_own
+from bootseer.health.own import MAX_ERROR_BYTES, MAX_OUTPUT_BYTES, _drain, name_of, run_own
 from bootseer.health.runner import Task, run_tasks
 from tests.support import wait_until
-from tests.unit.bootseer.health.machines import HEALTHY, MadeDoor, write_tree
+from tests.unit.bootseer.health.machines import HEALTHY, MadeHost, write_tree
 
 pytestmark = [
     pytest.mark.leaks,
@@ -54,15 +54,21 @@ def test_findings_come_in_order_and_carry_the_name_of_the_check() -> None:
 
 
 def test_more_checks_than_run_at_once() -> None:
-    assert len(run(*[good] * (2 * runner.MOST_AT_ONCE + 3))) == 2 * runner.MOST_AT_ONCE + 3
+    assert len(run(*[good] * (2 * runner.MAX_AT_ONCE + 3))) == 2 * runner.MAX_AT_ONCE + 3
 
 
-def test_a_check_that_hangs_is_a_finding_and_is_ended(tmp_path: Path) -> None:
+def test_a_check_that_hangs_is_a_finding_and_is_ended(tmp_path: Path, until: Callable[[int], None]) -> None:
     def hang_with_a_child() -> list[Finding]:
         (tmp_path / "pids").write_text(f"{os.getpid()} {os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '600')}")
+        (tmp_path / "hangs").touch()
         return hang()
 
-    found = run(hang_with_a_child, good, limit_s=1.0)
+    def good_then() -> list[Finding]:
+        wait_until((tmp_path / "hangs").exists, 60)
+        return good()
+
+    until(1)
+    found = run(hang_with_a_child, good_then, limit_s=1.0)
     assert [each.level for each in found] == [HUNG, OK]
     assert found[0].what.startswith("no answer in 1 s") and found[0].where == "thing 0" and found[0].way_out
     for pid in (tmp_path / "pids").read_text().split():
@@ -95,6 +101,7 @@ def test_who_was_stopped_itself_calls_nobody_late(tmp_path: Path, monkeypatch: p
 def test_a_check_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a disk: SIGKILL does nothing."""
     left: list[int] = []
+    monkeypatch.setattr(runner, "_waits_in_the_kernel", lambda _: True)
     with monkeypatch.context() as patch:
         patch.setattr(runner._Child, "_kill", lambda child: left.append(child.pid))
         began_s = time.monotonic()
@@ -104,6 +111,22 @@ def test_a_check_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch) -
     (pid,) = left
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def test_a_check_that_ends_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with too much to do runs a killed process late; only one that waits in the kernel is left."""
+    kill = runner._Child._kill
+
+    def kill_late(child: runner._Child) -> None:
+        if not os.fork():
+            time.sleep(3 * runner._END_S)
+            kill(child)
+            os._exit(0)
+
+    monkeypatch.setattr(runner._Child, "_kill", kill_late)
+    (found,) = run(hang, limit_s=0.1)
+    os.wait()
+    assert found.level == HUNG and "cannot be ended" not in found.what
 
 
 def test_a_check_that_was_killed() -> None:
@@ -125,9 +148,9 @@ def test_a_check_with_a_mistake() -> None:
 
 def test_a_check_that_finds_too_much() -> None:
     (found,) = run(lambda: [Finding("made", OK, "x" * 100)] * 20_000)
-    assert found.level == UNKNOWN and "more than can be told" in found.what
-    (found,) = run(lambda: [Finding("made", OK, "x" * (2 * runner.MOST_RESULT_BYTES))])
-    assert found.level == UNKNOWN and "more than can be told" in found.what
+    assert found.level == UNKNOWN and "more than can be reported" in found.what
+    (found,) = run(lambda: [Finding("made", OK, "x" * (2 * runner.MAX_RESULT_BYTES))])
+    assert found.level == UNKNOWN and "more than can be reported" in found.what
     (found,) = run(lambda: [Finding("made", OK, "x")] * 500)
     assert found.level == UNKNOWN
 
@@ -146,14 +169,17 @@ def test_whoever_has_seen_enough_leaves_nothing() -> None:
 # ---- a mount that hangs, through the door --------------------------------------------------------------------
 
 
-class HangingDoor(MadeDoor):
+class HangingHost(MadeHost):
     def room(self, path: str):  # type: ignore[no-untyped-def]
         return hang() if "mnt" in path else super().room(path)
 
 
-def test_a_mount_that_hangs_is_named_and_the_others_are_looked_at(tmp_path: Path) -> None:
+def test_a_mount_that_hangs_is_named_and_the_others_are_looked_at(
+    tmp_path: Path, until: Callable[[int], None]
+) -> None:
     write_tree(tmp_path, HEALTHY)
-    tasks = make_tasks(HangingDoor(os.fspath(tmp_path)), Request(), ["mounts", "memory"])
+    until(2)
+    tasks = make_tasks(HangingHost(os.fspath(tmp_path)), Request(), ["mounts", "memory"])
     found = [each for findings in run_tasks(tasks, 0.5) for each in findings]
     assert [(each.check, each.where, each.level) for each in found] == [
         ("mounts", "", OK),
@@ -173,7 +199,7 @@ def own(tmp_path: Path) -> Callable[..., list[Finding]]:
         path = tmp_path / "fabric.sh"
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-        tasks = make_tasks(MadeDoor(os.fspath(tmp_path)), Request(own=(os.fspath(path),)), ["own"])
+        tasks = make_tasks(MadeHost(os.fspath(tmp_path)), Request(own=(os.fspath(path),)), ["own"])
         found = [each for findings in run_tasks(tasks, limit_s) for each in findings]
         assert {each.check for each in found} == {"own:fabric.sh"} == {name_of(os.fspath(path))}
         return found
@@ -202,17 +228,17 @@ def test_own_check_says_what_it_found(own: Callable[..., list[Finding]]) -> None
     [
         ("exit 0", OK, "in order"),
         ("echo 'the cable is out' >&2; exit 7", FAIL, "ended with status 7: the cable is out"),
-        ('echo \'{"level": "ok"\'', UNKNOWN, "no finding"),
-        ("echo hello", UNKNOWN, "no finding"),
+        ('echo \'{"level": "ok"\'', UNKNOWN, "not a finding"),
+        ("echo hello", UNKNOWN, "not a finding"),
         ("echo hello; exit 1", FAIL, "ended with status 1"),
         ("echo '[1]'", UNKNOWN, "a finding is an object"),
         ('echo \'{"level": "great"}\'', UNKNOWN, '"level" is one of'),
         ('echo \'{"level": "ok", "measured": 1e999}\'', UNKNOWN, "not finite"),
         ('echo \'{"level": "ok", "measured": "7"}\'', UNKNOWN, '"measured" is a number'),
-        ("yes '[' | head -c 100000", UNKNOWN, "no finding"),
-        ("printf '\\377\\376'", UNKNOWN, "no finding"),
+        ("yes '[' | head -c 100000", UNKNOWN, "not a finding"),
+        ("printf '\\377\\376'", UNKNOWN, "not a finding"),
         ("kill -9 $$", UNKNOWN, "ended by signal 9"),
-        ("yes 0123456789", UNKNOWN, f"more than {MOST_OUTPUT_BYTES >> 10} KiB"),
+        ("yes 0123456789", UNKNOWN, f"more than {MAX_OUTPUT_BYTES >> 10} KiB"),
         ("head -c 3000000 /dev/zero >&2; echo end >&2; exit 2", FAIL, "ended with status 2"),
     ],
 )
@@ -263,7 +289,7 @@ def test_own_check_that_talks_much_on_stderr_is_cut(tmp_path: Path) -> None:
     )
     with process:
         _, said, is_cut = _drain(process)
-    assert not is_cut and len(said) == MOST_ERROR_BYTES
+    assert not is_cut and len(said) == MAX_ERROR_BYTES
 
 
 def test_own_check_gets_no_input_and_runs_as_the_caller(own: Callable[..., list[Finding]]) -> None:
@@ -275,13 +301,14 @@ def test_own_check_that_cannot_be_run(own: Callable[..., list[Finding]], tmp_pat
     path = tmp_path / "no-interpreter"
     path.write_text("#!/no/such/interpreter\n")
     path.chmod(0o755)
-    tasks = make_tasks(MadeDoor(os.fspath(tmp_path)), Request(own=(os.fspath(path),)), ["own"])
+    tasks = make_tasks(MadeHost(os.fspath(tmp_path)), Request(own=(os.fspath(path),)), ["own"])
     (found,) = next(run_tasks(tasks, 20.0))
     assert found.level == UNKNOWN and "cannot be run" in found.what
 
 
 def test_what_still_waits_from_an_earlier_look_is_not_joined_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner._Child, "_kill", lambda _: None)  # as one that waits in the kernel
+    monkeypatch.setattr(runner, "_waits_in_the_kernel", lambda _: True)
     left: dict[tuple[str, str], int] = {}
     (hung,) = next(run_tasks([Task("made", "there", hang)], 0.1, left))
     assert hung.level == HUNG and "its process cannot be ended" in hung.what

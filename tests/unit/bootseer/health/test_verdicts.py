@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.health import accelerators, host, kernel_lines, network
-from bootseer.health.door import ClockState, Room
+from bootseer.health.door import ClockState, FileSystemSpace
 from bootseer.health.finding import (
     FAIL,
     LEVELS,
@@ -26,7 +26,7 @@ from bootseer.health.finding import (
 from bootseer.health.limits import Limits
 from bootseer.health.network_facts import Link
 from bootseer.health.nvml import Gpu
-from bootseer.storage.memory_limits import Memory
+from bootseer.linux.memory_limits import Memory
 
 LIMITS = Limits()
 SIZES = st.integers(0, 2**50)
@@ -49,11 +49,11 @@ def test_less_memory_is_no_better(total: int, one: int, other: int) -> None:
     assert rank(host.judge_memory(Memory(total, 0, "the machine"), LIMITS)) == LEVELS.index(FAIL)
 
 
-ROOMS = st.builds(Room, SIZES, SIZES, SIZES, SIZES, st.booleans())
+ROOMS = st.builds(FileSystemSpace, SIZES, SIZES, SIZES, SIZES, st.booleans())
 
 
 @given(ROOMS, SIZES, SIZES)
-def test_less_room_is_no_better(room: Room, free: int, inodes: int) -> None:
+def test_less_room_is_no_better(room: FileSystemSpace, free: int, inodes: int) -> None:
     less = room._replace(free_bytes=min(free, room.free_bytes), free_inodes=min(inodes, room.free_inodes))
     assert rank(host.judge_space("/x", less, True, LIMITS)) >= rank(host.judge_space("/x", room, True, LIMITS))
     assert rank(host.judge_space("/x", room, False, LIMITS)) == LEVELS.index(OK)

@@ -43,23 +43,23 @@ def next_about(popen: subprocess.Popen[bytes], where: str) -> dict:
 
 
 def test_what_comes_and_goes(start, tmp_path: Path) -> None:
-    folder = os.fspath(tmp_path / "data")
-    popen = start("--timeout", "20", "--", folder)
-    found = next_about(popen, folder)
+    directory = os.fspath(tmp_path / "data")
+    popen = start("--timeout", "20", "--", directory)
+    found = next_about(popen, directory)
     assert (found["check"], found["level"], found["is_over"]) == ("space", FAIL, False)
-    os.mkdir(folder)
-    assert next_about(popen, folder)["is_over"] is True
-    os.rmdir(folder)
-    assert next_about(popen, folder)["is_over"] is False
+    os.mkdir(directory)
+    assert next_about(popen, directory)["is_over"] is True
+    os.rmdir(directory)
+    assert next_about(popen, directory)["is_over"] is False
     assert popen.stdin is not None
     popen.stdin.close()
     assert popen.wait(20) == 0
 
 
 def test_it_ends_when_nobody_listens(start, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    popen = start("--timeout", "20", "--", os.fspath(folder))
-    next_about(popen, os.fspath(folder))
+    directory = tmp_path / "data"
+    popen = start("--timeout", "20", "--", os.fspath(directory))
+    next_about(popen, os.fspath(directory))
     popen.stdout.close()
-    folder.mkdir()  # there is something to say
+    directory.mkdir()  # there is something to say
     assert popen.wait(20) == 0

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
-from bootseer.storage.oci_manifest import MANIFEST
+from bootseer.storage.oci.manifest import MANIFEST
 
 
 class Seen(NamedTuple):
@@ -55,7 +55,7 @@ class SmallRegistry:
         self.ignores_ranges = False
         self.uploads: dict[str, bytearray] = {}  # by number
         self.upload_url = ""  # where they go on, instead of here
-        self.least_chunk_bytes = 0
+        self.min_chunk_bytes = 0
         self.cuts: list[
             int | None
         ] = []  # of the next chunks so many bytes are taken, then the connection is reset
@@ -205,8 +205,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         url = f"{registry.upload_url}{path.rpartition('/')[0]}/{number}?state=se+cret"
         have = len(registry.uploads[number])
         headers = {"Location": url, "Range": f"0-{max(0, have - 1)}"}
-        if registry.least_chunk_bytes:
-            headers["OCI-Chunk-Min-Length"] = str(registry.least_chunk_bytes)
+        if registry.min_chunk_bytes:
+            headers["OCI-Chunk-Min-Length"] = str(registry.min_chunk_bytes)
         return headers
 
     # ---- who asks

@@ -14,8 +14,8 @@ import pytest
 
 from bootseer.errors import BootseerError, PermissionDenied, StorageError, Unavailable
 from bootseer.image import Registry, parse_reference
-from bootseer.image.references import Reference
-from bootseer.storage.oci_manifest import Descriptor
+from bootseer.storage.oci.manifest import Descriptor
+from bootseer.storage.oci.reference import Reference
 from bootseer.testing.registry import write_auth_file
 from bootseer.testing.store_suite import runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
@@ -219,7 +219,7 @@ async def test_a_token_that_allows_too_little(small: SmallRegistry, auth_file: s
 async def test_a_401_that_does_not_say_how(small: SmallRegistry, auth_file: str) -> None:
     small.statuses = [(401, {}, b"")]
     async with Registry(options=options_of(auth_file)) as registry:
-        with pytest.raises(PermissionDenied, match="not how"):
+        with pytest.raises(PermissionDenied, match="without a known challenge"):
             await read_blob(registry, small)
 
 
@@ -227,11 +227,11 @@ async def test_a_401_that_does_not_say_how(small: SmallRegistry, auth_file: str)
     ("realm", "match"),
     [
         ("http://elsewhere.example/token", "unencrypted"),
-        ("ftp://elsewhere.example/token", "no URL"),
-        ("https://me:pw@elsewhere.example/token", "no URL"),
-        ("https://elsewhere.example:port/token", "no URL"),
-        ("/token", "no URL"),
-        ("file:///etc/passwd", "no URL"),
+        ("ftp://elsewhere.example/token", "not a URL"),
+        ("https://me:pw@elsewhere.example/token", "not a URL"),
+        ("https://elsewhere.example:port/token", "not a URL"),
+        ("/token", "not a URL"),
+        ("file:///etc/passwd", "not a URL"),
     ],
 )
 @runs()

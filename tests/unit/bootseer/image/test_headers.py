@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.storage.oci_headers import (
-    Challenge,
-    error_text,
-    next_page,
-    parse_challenges,
-    parse_content_range,
-    parse_length,
-    parse_retry_after,
-    parse_uploaded,
-)
+from bootseer.storage.http.headers import parse_content_range, parse_length, parse_retry_after
+from bootseer.storage.oci.headers import Challenge, error_text, next_page, parse_challenges, parse_uploaded
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, DigestMismatch, IntegrityError
-from bootseer.storage.oci_manifest import (
+from bootseer.storage.oci.manifest import (
     CREATED,
     DOCKER_INDEX,
     DOCKER_MANIFEST,

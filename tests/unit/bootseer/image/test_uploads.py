@@ -9,7 +9,7 @@ import pytest
 
 from bootseer.errors import DigestMismatch, StorageError, Unavailable
 from bootseer.image import Registry, parse_reference, uploads
-from bootseer.storage.oci_manifest import Descriptor, digest_of
+from bootseer.storage.oci.manifest import Descriptor, digest_of
 from bootseer.testing.registry import Certificates, make_certificates, write_auth_file
 from bootseer.testing.store_suite import pattern, runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
@@ -23,7 +23,7 @@ SPANS = ["0-99999", "100000-199999", "200000-299999", "300000-349999"]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "WHOLE_BYTES", CHUNK)
     monkeypatch.setattr(uploads, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(uploads, "RETRIES", uploads.RETRIES._replace(base_s=0.001, most_s=0.002))
+    monkeypatch.setattr(uploads, "RETRIES", uploads.RETRIES._replace(base_s=0.001, max_s=0.002))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_many_cuts(small: SmallRegistry) -> None:
 
 
 @runs()
-async def test_an_upload_that_is_forgotten_begins_anew(small: SmallRegistry) -> None:
+async def test_an_upload_that_is_forgotten_begins_again(small: SmallRegistry) -> None:
     small.cuts, small.forgets = [50_000], True
     assert await push(small) == [SPANS[0], *SPANS]
     assert small.count("POST .*") == 2
@@ -100,7 +100,7 @@ async def test_a_chunk_that_never_arrives(small: SmallRegistry) -> None:
 
 @runs()
 async def test_a_registry_that_wants_large_chunks(small: SmallRegistry) -> None:
-    small.least_chunk_bytes = 150_000
+    small.min_chunk_bytes = 150_000
     assert await push(small) == ["0-149999", "150000-299999", "300000-349999"]
 
 
@@ -153,7 +153,7 @@ async def test_a_registry_behind_a_proxy_that_it_does_not_know_of(certificates: 
     [
         ("http://elsewhere.example", "not encrypted"),
         ("ftp://elsewhere.example", "not HTTP"),
-        ("http://[::1", "no URL"),
+        ("http://[::1", "invalid URL"),
     ],
 )
 @runs()

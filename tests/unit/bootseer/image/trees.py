@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.storage.oci_manifest import (
+from bootseer.storage.oci.manifest import (
     MANIFEST,
     TRACE,
     TREE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.peers.auth import Greeting, derive_key, origin_id
+from bootseer.peers.auth import Handshake, derive_key, origin_id
 
 KEY = derive_key(b"a secret of the job", "run-1")
 OTHER = derive_key(b"another secret of a job", "run-1")
@@ -14,8 +14,8 @@ texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
 requests = st.tuples(texts, texts, texts)
 
 
-def greeting(client: str = "a", server: str = "b", one: bytes = b"1" * 32, two: bytes = b"2" * 32) -> Greeting:
-    return Greeting(client, server, one, two)
+def greeting(client: str = "a", server: str = "b", one: bytes = b"1" * 32, two: bytes = b"2" * 32) -> Handshake:
+    return Handshake(client, server, one, two)
 
 
 @given(st.lists(requests, min_size=1, max_size=5))
@@ -48,7 +48,7 @@ def test_a_request_cannot_be_sent_again() -> None:
         greeting(client="ab", server=""),
     ],
 )
-def test_each_connection_has_a_key_of_its_own(other: Greeting) -> None:
+def test_each_connection_has_a_key_of_its_own(other: Handshake) -> None:
     mac = greeting().session(KEY).sign("/1/x", "bytes=0-1", "")
     assert not other.session(KEY).is_signed(mac, "/1/x", "bytes=0-1", "")
     assert not other.is_server(KEY, greeting().server_proof(KEY))

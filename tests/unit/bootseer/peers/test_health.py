@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.peers import health
-from bootseer.peers.health import FIRST_REST_S, MOST_REST_S, Health, State, late_s, most_added_s
+from bootseer.peers.health import FIRST_REST_S, MAX_REST_S, Health, State, late_s
 
 
 def test_a_peer_that_fails_rests_and_then_one_read_tries_it() -> None:
@@ -19,7 +19,7 @@ def test_a_peer_that_fails_rests_and_then_one_read_tries_it() -> None:
     assert not peers.may_ask("a", 10.0 + FIRST_REST_S - 0.1)
     assert peers.may_ask("a", 10.0 + FIRST_REST_S)
     assert not peers.may_ask("a", 10.0 + FIRST_REST_S), "one tries"
-    peers.went_well("a")
+    peers.record_success("a")
     assert peers.state("a") is State.WELL
     assert peers.may_ask("a", 16.0)
 
@@ -36,7 +36,7 @@ def test_rests_grow_to_a_bound() -> None:
         peers.left("a", now_s + rest_s)
         now_s += rest_s
     assert rests[:3] == [10, 20, 40]
-    assert set(rests[3:]) == {MOST_REST_S}
+    assert set(rests[3:]) == {MAX_REST_S}
 
 
 def test_a_read_that_is_given_up_says_nothing() -> None:
@@ -53,7 +53,7 @@ def test_a_liar_is_out_until_it_is_acquitted() -> None:
     peers = Health()
     peers.strike("a")
     peers.failed("a", 0.0)
-    peers.went_well("a")
+    peers.record_success("a")
     peers.renew("a")
     assert not peers.may_ask("a", 1e9)
     peers.acquit("a")
@@ -64,5 +64,5 @@ def test_a_liar_is_out_until_it_is_acquitted() -> None:
 
 @given(st.one_of(st.none(), st.floats(0, 1e6)))
 def test_what_peers_can_cost_is_bounded(p95_s: float | None) -> None:
-    assert health.LEAST_LATE_S <= late_s(p95_s) <= health.MOST_LATE_S
-    assert most_added_s() == 30.0
+    assert health.MIN_LATE_S <= late_s(p95_s) <= health.MAX_LATE_S
+    assert health.MAX_PEERS * health.MAX_LATE_S == 30.0

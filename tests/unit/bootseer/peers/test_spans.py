@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.peers.spans import MOST_GROUP, SPAN_BYTES, ObjectName, cut, group_of, owners
+from bootseer.peers.spans import MAX_GROUP, SPAN_BYTES, ObjectName, cut, group_of, owners
 
 ids = st.lists(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12), unique=True)
 nodes_of_a_job = ids.filter(bool)
@@ -78,6 +78,6 @@ def test_groups_part_the_nodes(count: int, most: int, data) -> None:
 
 
 def test_a_usual_job_is_one_group() -> None:
-    nodes = [f"n{number}" for number in range(MOST_GROUP)]
+    nodes = [f"n{number}" for number in range(MAX_GROUP)]
     assert group_of(nodes, "n7") == sorted(nodes)
     assert SPAN_BYTES == 2 << 20, "nodes of one job must cut alike: a change is another format of the wire"

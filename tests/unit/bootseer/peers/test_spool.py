@@ -15,7 +15,7 @@ from bootseer.errors import ConfigError
 from bootseer.peers import spool as spool_module
 from bootseer.peers.server import Connection
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
-from bootseer.peers.spool import Kept, NoRoomError, Spool
+from bootseer.peers.spool import Spool, SpooledSpan, SpoolFullError
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def key(number: int) -> tuple[ObjectName, int]:
     return ObjectName("o", "path"), number
 
 
-def fill(spool: Spool, number: int) -> Kept:
+def fill(spool: Spool, number: int) -> SpooledSpan:
     """Writes a span whole, and lets it go."""
     with spool.held(key(number)) as kept:
         spool.write(kept, 0, memoryview(bytes([number]) * SPAN_BYTES))
@@ -59,11 +59,11 @@ def test_the_span_used_least_recently_makes_room(spool: Spool) -> None:
 
 def test_what_somebody_holds_stays(spool: Spool) -> None:
     held = [spool.hold(key(number)) for number in (1, 2, 3)]
-    with pytest.raises(NoRoomError):
+    with pytest.raises(SpoolFullError):
         spool.hold(key(4))
     assert spool.hold(key(2)) is held[1]
     spool.release(held[1])
-    with pytest.raises(NoRoomError):
+    with pytest.raises(SpoolFullError):
         spool.hold(key(4))
     spool.release(held[1])
     assert spool.hold(key(4)).place == held[1].place
@@ -82,38 +82,38 @@ def test_a_full_disk_means_fewer_places(spool: Spool) -> None:
     fill(spool, 1)
     with spool.held(key(2)):
         spool.shrink()
-    assert spool.statistics()["most_spans"] == 1
+    assert spool.statistics()["max_spans"] == 1
     fill(spool, 3)
     assert not holds(spool, 1)
     fill(spool, 3)
     spool.shrink()
-    with pytest.raises(NoRoomError):
+    with pytest.raises(SpoolFullError):
         spool.hold(key(5))
     spool.shrink()
-    assert spool.statistics()["most_spans"] == 0
+    assert spool.statistics()["max_spans"] == 0
 
 
-def test_a_file_that_cannot_grow_is_told(spool: Spool) -> None:
+def test_a_file_that_cannot_grow_is_reported(spool: Spool) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SPAN_BYTES + 1000, limits[1]))
     try:
         with spool.held(key(1)) as first, spool.held(key(2)) as second:
             spool.write(first, 0, memoryview(bytes(SPAN_BYTES)))
-            with pytest.raises(NoRoomError, match="full"):
+            with pytest.raises(SpoolFullError, match="full"):
                 spool.write(second, 0, memoryview(bytes(SPAN_BYTES)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_it_is_private_and_has_no_name(tmp_path: Path, spool: Spool) -> None:
-    folder = tmp_path / "spool"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert list(folder.iterdir()) == []
+    directory = tmp_path / "spool"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert list(directory.iterdir()) == []
     assert os.fstat(spool.fd).st_nlink == 0
     assert os.fstat(spool.fd).st_mode & 0o777 == 0o600
 
 
-def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file"):
         Spool(str(tmp_path / "file"))

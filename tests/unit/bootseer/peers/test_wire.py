@@ -26,13 +26,13 @@ def cut(head: bytes) -> bytes:
 def test_requests_are_read_as_they_were_written(name: ObjectName, start: int, length: int) -> None:
     target, etag, asked = wire.target_of(name), wire.etag_of(name), wire.range_of(start, start + length)
     found = wire.read_request(cut(wire.write_ask(target, asked, etag, "ab")))
-    assert found == wire.Ask(name, start, start + length, target, asked, etag, "ab")
+    assert found == wire.RangeRequest(name, start, start + length, target, asked, etag, "ab")
 
 
 def test_greetings_are_read_as_they_were_written() -> None:
     hello = wire.Hello("node1", "node2", bytes(range(32)))
     assert wire.read_request(cut(wire.write_hello(hello))) == hello
-    answer = wire.read_answer(cut(wire.write_welcome(bytes(range(32)), "proof")))
+    answer = wire.read_answer(cut(wire.write_hello_answer(bytes(range(32)), "proof")))
     assert (answer.status, answer.length) == (200, 0)
     assert wire.read_nonce(answer.headers) == bytes(range(32))
 

@@ -15,7 +15,18 @@ from hypothesis import HealthCheck, given, settings
 
 from bootseer.tree import erofs
 from bootseer.tree.index import UNIT_BYTES
-from tests.made_trees import Made, content, everything, file, folder, in_folders, make, symlink, trees, whiteout
+from tests.made_trees import (
+    Made,
+    content,
+    everything,
+    file,
+    folder,
+    in_directories,
+    make,
+    symlink,
+    trees,
+    whiteout,
+)
 from tests.support import needs_program
 
 FSCK = shutil.which("fsck.erofs")
@@ -59,14 +70,14 @@ def test_fsck_finds_what_is_wrong(tmp_path: Path) -> None:
 @ON_DISK
 @given(made=trees())
 def test_fsck_takes_any_tree(tmp_path: Path, made: Made) -> None:
-    for index in (made.index, in_folders(made.index)):
+    for index in (made.index, in_directories(made.index)):
         done = fsck(*write(made._replace(index=index), tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_fsck
-@pytest.mark.parametrize("folders", [erofs.MOST_FIRST, erofs.MOST_NEAR, erofs.MOST_NEAR + 1])
-def test_fsck_takes_folders_with_much_in_them(tmp_path: Path, folders: int) -> None:
+@pytest.mark.parametrize("folders", [erofs.MAX_FIRST, erofs.MAX_NEAR, erofs.MAX_NEAR + 1])
+def test_fsck_takes_directories_with_much_in_them(tmp_path: Path, folders: int) -> None:
     entries = [folder(b"%04d" % number) for number in range(folders)]
     entries += [file(b"%04d/%d" % (number % folders, number), b"x" * number) for number in range(3000)]
     entries += [symlink(b"%04d/link" % number, b"t" * 3 * number) for number in range(1, folders)]
@@ -110,14 +121,14 @@ def test_the_same_index_gives_the_same_bytes() -> None:
 @ON_DISK
 @given(made=trees())
 def test_what_comes_first_stays_as_it_is(made: Made) -> None:
-    for index in (made.index, in_folders(made.index)):
-        making = erofs.Making(index, made.digest)
-        data = bytearray(making.most_bytes)
+    for index in (made.index, in_directories(made.index)):
+        making = erofs.MetadataImage(index, made.digest)
+        data = bytearray(making.max_bytes)
         making.write_first(data)
-        assert 0 < making.first_bytes <= making.most_bytes and making.first_bytes % UNIT_BYTES == 0
+        assert 0 < making.first_bytes <= making.max_bytes and making.first_bytes % UNIT_BYTES == 0
         first = data[: making.first_bytes]
         size = making.write_rest(data)
-        assert making.first_bytes <= size <= making.most_bytes and size % UNIT_BYTES == 0
+        assert making.first_bytes <= size <= making.max_bytes and size % UNIT_BYTES == 0
         first[BLOCKS] = data[BLOCKS]
         assert data[: making.first_bytes] == first
         assert data[:size] == erofs.metadata(index, made.digest)
@@ -126,8 +137,8 @@ def test_what_comes_first_stays_as_it_is(made: Made) -> None:
 
 def test_a_root_with_much_in_it_has_nothing_that_comes_first() -> None:
     few, many = (
-        erofs.Making(make([folder(b"%04d" % number) for number in range(count)]).index, "ab" * 32)
-        for count in (erofs.MOST_FIRST, erofs.MOST_FIRST + 1)
+        erofs.MetadataImage(make([folder(b"%04d" % number) for number in range(count)]).index, "ab" * 32)
+        for count in (erofs.MAX_FIRST, erofs.MAX_FIRST + 1)
     )
     assert few.first_bytes > many.first_bytes
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, FormatVersion, IntegrityError
 from bootseer.tree.head import Head, canonical_name, decode, encode, is_digest, make_head, split_pin
-from bootseer.tree.index import MOST_INDEX_BYTES, digest_of
+from bootseer.tree.index import MAX_INDEX_BYTES, digest_of
 
 GOOD = make_head(b"index", "image", "/tree")
 HEX = "0123456789abcdef" * 4
@@ -41,19 +41,19 @@ def test_names_of_heads() -> None:
 
 def bad_fields() -> list[tuple[dict[str, Any], str]]:
     return [
-        ({"name": ""}, "is no name of a tree"),
-        ({"name": "x" * 1025}, "is no name of a tree"),
-        ({"name": "ü" * 513}, "is no name of a tree"),
-        ({"name": "a\nb"}, "is no name of a tree"),
-        ({"name": "a\x1b[2J"}, "is no name of a tree"),
-        ({"name": "a\0"}, "is no name of a tree"),
-        ({"digest": HEX[:-1]}, "is no SHA-256"),
-        ({"digest": HEX.upper()}, "is no SHA-256"),
-        ({"digest": HEX + "\n"}, "is no SHA-256"),
-        ({"digest": "../" + HEX[3:]}, "is no SHA-256"),
+        ({"name": ""}, "is not a name of a tree"),
+        ({"name": "x" * 1025}, "is not a name of a tree"),
+        ({"name": "ü" * 513}, "is not a name of a tree"),
+        ({"name": "a\nb"}, "is not a name of a tree"),
+        ({"name": "a\x1b[2J"}, "is not a name of a tree"),
+        ({"name": "a\0"}, "is not a name of a tree"),
+        ({"digest": HEX[:-1]}, "is not a SHA-256"),
+        ({"digest": HEX.upper()}, "is not a SHA-256"),
+        ({"digest": HEX + "\n"}, "is not a SHA-256"),
+        ({"digest": "../" + HEX[3:]}, "is not a SHA-256"),
         ({"index_bytes": 0}, "an index of 0 bytes"),
         ({"index_bytes": -1}, "an index of -1 bytes"),
-        ({"index_bytes": MOST_INDEX_BYTES + 1}, "an index of 268435457 bytes"),
+        ({"index_bytes": MAX_INDEX_BYTES + 1}, "an index of 268435457 bytes"),
         ({"kind": "other"}, "a tree of kind 'other'"),
         ({"kind": ""}, "a tree of kind ''"),
     ]
@@ -170,7 +170,7 @@ def test_pins(url: str) -> None:
     assert split_pin(f"{url}@sha256:{HEX}") == (url, HEX)
     assert split_pin(f"{url}@sha256:{HEX.upper()}") == (url, HEX)
     for wrong in ("", HEX[:-1], HEX + "0", "x" * 64, HEX + "\n", "é" * 64):
-        with pytest.raises(ConfigError, match="has to be 64 hex digits"):
+        with pytest.raises(ConfigError, match="must be 64 hex digits"):
             split_pin(f"{url}@sha256:{wrong}")
 
 

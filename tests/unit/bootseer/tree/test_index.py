@@ -1,4 +1,4 @@
-"""The index of a tree: what is written is read again, and nothing that breaks a bound of docs/formats.md is."""
+"""The index of a tree: what is written is read again, nothing that breaks a bound of docs/reference/formats.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bootseer.tree.index import (
     digest_of,
     encode,
 )
-from tests.made_trees import in_folders
+from tests.made_trees import in_directories
 
 S = msgspec.structs.replace
 DIR, REG, LNK = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777
@@ -105,7 +105,6 @@ def test_what_is_written_is_read_again() -> None:
     assert FULL.stored_bytes == 2 * WHOLE + 3 * UNIT_BYTES
     assert (FULL.path(0), FULL.path(3)) == (b"", b"dir/file")
     assert FULL.block(2) == (b"\x02" * 32, 0, 2 * WHOLE, 3 * UNIT_BYTES, 3 * UNIT_BYTES)
-    assert not FULL.block(2).is_compressed
     assert FULL.pack_path(0) == "packs/" + "70" * 32
     assert list(FULL.pieces(3)) == [
         (0, 0, WHOLE), (WHOLE, HOLE, WHOLE), (2 * WHOLE, HOLE, WHOLE), (3 * WHOLE, BLOCK_UNITS, WHOLE - 5),
@@ -282,7 +281,7 @@ def said(tree: Index) -> str:
 
 
 def is_right_in_parts(frame: bytes) -> bool:
-    """As tree_vetting.py has it: each of three processes looks at a part, and goes on whatever the others find."""
+    """As validation.py has it: each of three processes looks at a part, and goes on whatever the others find."""
 
     def blocks() -> None:
         index.check_blocks(index.read_unchecked(frame, digest_of(frame), "it"), "it")
@@ -312,7 +311,7 @@ def test_whatever_is_looked_at_as_a_whole_is_as_if_it_were_one_by_one(
     tree: Index, is_as_built: bool, data: st.DataObject
 ) -> None:
     if is_as_built:
-        tree = in_folders(tree)
+        tree = in_directories(tree)
         assert said(tree) == "" and index._are_names_right(tree)
     column = data.draw(st.sampled_from([*COLUMNS, "blocks", "none"]))
     if column == "blocks" and tree.blocks:
@@ -359,10 +358,10 @@ def wrong() -> Iterator[tuple[str, Index, str]]:
     ):
         yield f"NUL in {field}", S(f, config=S(f.config, **{field: value})), "has a NUL"
     for env in ("A", "=b", ""):
-        yield f"env {env!r}", S(f, config=Config(env=[env])), "no NAME=value"
+        yield f"env {env!r}", S(f, config=Config(env=[env])), "not NAME=value"
 
     pack = (b"p" * 32, f.stored_bytes)
-    yield "half a block", S(f, blocks=f.blocks + b"x"), "no possible length"
+    yield "half a block", S(f, blocks=f.blocks + b"x"), "an impossible length"
     yield "short digest of a pack", S(f, packs=[(b"p" * 31, f.stored_bytes)]), "pack has an impossible"
     yield "empty pack", S(f, packs=[pack, (b"q" * 32, 0)]), "pack has an impossible"
     yield "huge pack", S(f, packs=[pack, (b"q" * 32, 1 << 32)]), "pack has an impossible"
@@ -380,15 +379,15 @@ def wrong() -> Iterator[tuple[str, Index, str]]:
     yield "root with a name", S(f, names=set_(f.names, 0, b"x")), "entry 0 is not the root"
     yield "root in a folder", S(f, parents=set_(f.parents, 0, 1)), "entry 0 is not the root"
     yield "root that is a file", S(f, modes=set_(f.modes, 0, REG)), "entry 0 is not the root"
-    yield "parent after its child", S(f, parents=set_(f.parents, 2, 3)), "entry 2 is in no folder"
-    yield "parent of itself", S(f, parents=set_(f.parents, 2, 2)), "entry 2 is in no folder"
-    yield "parent below zero", S(f, parents=set_(f.parents, 2, -1)), "entry 2 is in no folder"
-    yield "parent that is a file", S(f, parents=set_(f.parents, 7, 3)), "entry 7 is in no folder"
+    yield "parent after its child", S(f, parents=set_(f.parents, 2, 3)), "entry 2 is in no directory"
+    yield "parent of itself", S(f, parents=set_(f.parents, 2, 2)), "entry 2 is in no directory"
+    yield "parent below zero", S(f, parents=set_(f.parents, 2, -1)), "entry 2 is in no directory"
+    yield "parent that is a file", S(f, parents=set_(f.parents, 7, 3)), "entry 7 is in no directory"
     for name in (b"", b".", b"..", b"a/b", b"/", b"a\0", b"x" * 256):
-        yield f"name {name[:8]!r}", S(f, names=set_(f.names, 1, name)), "no possible name"
-    yield "name twice", S(f, names=set_(f.names, 4, b"file")), "is there twice or out of order"
-    yield "names out of order", S(f, names=set_(f.names, 4, b"aaa")), "is there twice or out of order"
-    deep = [(number, b"d", DIR) for number in range(index.MOST_DEPTH + 1)]
+        yield f"name {name[:8]!r}", S(f, names=set_(f.names, 1, name)), "not a valid name"
+    yield "name twice", S(f, names=set_(f.names, 4, b"file")), "is duplicated or out of order"
+    yield "names out of order", S(f, names=set_(f.names, 4, b"aaa")), "is duplicated or out of order"
+    deep = [(number, b"d", DIR) for number in range(index.MAX_DEPTH + 1)]
     yield "deep", made(deep), "more than 1024 deep"
 
     yield "mode too large", S(f, modes=set_(f.modes, 3, 1 << 16 | REG)), "has mode"
@@ -397,21 +396,22 @@ def wrong() -> Iterator[tuple[str, Index, str]]:
     yield "mode of another type", S(f, modes=set_(f.modes, 3, 0xF000)), "has mode"
     for column in ("uids", "gids"):
         for value in (-1, (1 << 32) - 1):
-            yield f"{column} {value}", S(f, **{column: set_(getattr(f, column), 1, value)}), "an owner cannot be"
+            changed = S(f, **{column: set_(getattr(f, column), 1, value)})
+            yield f"{column} {value}", changed, "an owner is impossible"
     for value in (-(1 << 63) - 1, 1 << 63):
-        yield f"time {value}", S(f, mtimes_ns=set_(f.mtimes_ns, 1, value)), "a time cannot be"
+        yield f"time {value}", S(f, mtimes_ns=set_(f.mtimes_ns, 1, value)), "a time is impossible"
     for target in (b"", b"a\0b", b"x" * 4096):
         yield f"target {target[:4]!r}", S(f, targets=set_(f.targets, 7, target)), "impossible link target"
     yield "target of a file", S(f, targets=set_(f.targets, 5, b"x")), "impossible link target"
-    yield "number of a file", S(f, rdevs={1: (1, 3), 3: (1, 3)}), "entry 3 is no device"
+    yield "number of a file", S(f, rdevs={1: (1, 3), 3: (1, 3)}), "entry 3 is not a device"
     for entry in (-1, 8):
-        yield f"number of entry {entry}", S(f, rdevs={1: (1, 3), entry: (1, 3)}), "is no device"
-        yield f"opaque entry {entry}", S(f, opaque=[entry]), "opaque and no folder"
+        yield f"number of entry {entry}", S(f, rdevs={1: (1, 3), entry: (1, 3)}), "is not a device"
+        yield f"opaque entry {entry}", S(f, opaque=[entry]), "opaque and not a directory"
         yield f"attributes of entry {entry}", S(f, xattrs={entry: [(b"user.a", b"")]}), "impossible attributes"
     for number in ((-1, 0), (4096, 0), (0, -1), (0, 1 << 20)):
         yield f"number {number}", S(f, rdevs={1: number}), "has device number"
     yield "device without a number", S(f, rdevs={}), "a device has no number"
-    yield "opaque file", S(f, opaque=[3]), "opaque and no folder"
+    yield "opaque file", S(f, opaque=[3]), "opaque and not a directory"
     yield "opaque twice", S(f, opaque=[2, 2]), "opaque twice"
     a = (b"user.a", b"")
     for what, pairs in (
@@ -424,16 +424,16 @@ def wrong() -> Iterator[tuple[str, Index, str]]:
         yield f"attributes: {what}", S(f, xattrs={3: pairs}), "impossible attribute"
 
     for value in (3, 7, 8, -2):  # itself, later, none, none
-        yield f"link to {value}", S(f, links=set_(f.links, 3, value)), "is a link to none"
+        yield f"link to {value}", S(f, links=set_(f.links, 3, value)), "is a link to no file"
     yield "link to a folder", S(f, links=set_(f.links, 3, 2)), "differs from the file"
     yield (
         "link that is a folder",
         S(made([(0, b"a", DIR), (0, b"b", DIR)]), links=[-1, -1, 1]),
-        "is a link to none",
+        "is a link to no file",
     )
     three = made([(0, name, REG) for name in (b"a", b"b", b"c")])
     assert check(S(three, links=[-1, -1, 1, 1]), "it") is None
-    yield "link to a link", S(three, links=[-1, -1, 1, 2]), "is a link to none"
+    yield "link to a link", S(three, links=[-1, -1, 1, 2]), "is a link to no file"
     yield "link with runs", S(f, runs=set_(f.runs, 4, [0, 1])), "differs from the file"
     yield "link with attributes", S(f, xattrs={4: [a]}), "differs from the file"
     for column, other in (("modes", REG | 1), ("uids", 9), ("gids", 9), ("mtimes_ns", 9), ("sizes", 9)):
@@ -441,8 +441,8 @@ def wrong() -> Iterator[tuple[str, Index, str]]:
     two = made([(0, b"a", CHR), (0, b"b", CHR)], rdevs={1: (1, 3), 2: (1, 5)})
     yield "link with another number", S(two, links=[-1, -1, 1]), "differs from the file"
 
-    yield "size of a pipe", S(f, sizes=set_(f.sizes, 6, 1)), "has data and is no file"
-    yield "runs of a folder", S(f, runs=set_(f.runs, 2, [0, 1])), "has data and is no file"
+    yield "size of a pipe", S(f, sizes=set_(f.sizes, 6, 1)), "has data and is not a file"
+    yield "runs of a folder", S(f, runs=set_(f.runs, 2, [0, 1])), "has data and is not a file"
 
     def file(size: int, *runs: int) -> Index:
         blocks = blocks_of(WHOLE, WHOLE, 3 * UNIT_BYTES)
@@ -489,7 +489,7 @@ def test_what_does_not_add_up_is_refused(what: str, tree: Index, text: str) -> N
 @given(trees(), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_what_is_right_is_so_in_parts(tree: Index, is_as_built: bool) -> None:
-    frame, _ = stored(in_folders(tree) if is_as_built else tree)
+    frame, _ = stored(in_directories(tree) if is_as_built else tree)
     assert is_right_in_parts(frame)
     whole, names = (
         decode(frame, digest_of(frame), "it"),
@@ -508,9 +508,9 @@ def test_attributes_may_be_as_large_as_the_format_says() -> None:
 @pytest.mark.parametrize(
     ("name", "most", "text"),
     [
-        ("MOST_ENTRIES", 7, "has 8 entries; 1 to 7"),
-        ("MOST_BLOCKS", 2, "no possible length"),
-        ("MOST_PACKS", 0, "more than 0 packs"),
+        ("MAX_ENTRIES", 7, "has 8 entries; 1 to 7"),
+        ("MAX_BLOCKS", 2, "an impossible length"),
+        ("MAX_PACKS", 0, "more than 0 packs"),
     ],
 )
 def test_counts_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str, most: int, text: str) -> None:
@@ -524,7 +524,7 @@ def test_counts_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str, most: in
 
 def test_pieces_are_counted_before_they_are_looked_at() -> None:
     """Holes are pieces too; a few bytes may not make a reader count for hours."""
-    most = index.MOST_PIECES
+    most = index.MAX_PIECES
     holes = made([(0, b"a", REG)], sizes=[0, most * WHOLE], runs=[[], [HOLE, most]])
     check(holes, "it")
     blocks = blocks_of(UNIT_BYTES)
@@ -553,7 +553,7 @@ def test_every_key_is_there_and_no_other() -> None:
     assert decode(*framed(fields)) == FULL
     for name in fields:
         less = {key: value for key, value in fields.items() if key != name}
-        with pytest.raises(IntegrityError, match="is no index of a tree"):
+        with pytest.raises(IntegrityError, match="is not an index of a tree"):
             decode(*framed(less))
         for value in (None, "x", 1.5, [None], {"a": 1}, True):
             if name not in ("format", "tool", "source") or value != "x":
@@ -561,9 +561,9 @@ def test_every_key_is_there_and_no_other() -> None:
                     decode(*framed(fields | {name: value}))
     with pytest.raises(IntegrityError, match="unknown field"):
         decode(*framed(fields | {"more": 1}))
-    with pytest.raises(IntegrityError, match="is no index of a tree"):
+    with pytest.raises(IntegrityError, match="is not an index of a tree"):
         decode(*framed(fields, tail=b"\0"))
-    with pytest.raises(IntegrityError, match="is no index of a tree"):
+    with pytest.raises(IntegrityError, match="is not an index of a tree"):
         decode(*framed(fields | {"config": {"unknown": []}}))
     assert decode(*framed(fields | {"config": {}})).config == Config()
 
@@ -580,7 +580,7 @@ def test_other_formats_are_named() -> None:
 
 def test_an_index_that_is_too_large_is_not_looked_at() -> None:
     with pytest.raises(IntegrityError, match="no index is larger than 268435456"):
-        decode(bytes(index.MOST_INDEX_BYTES + 1), "0" * 64, "here")
+        decode(bytes(index.MAX_INDEX_BYTES + 1), "0" * 64, "here")
 
 
 def frame_that_claims(size: int, data: bytes) -> bytes:
@@ -594,7 +594,7 @@ def frame_that_claims(size: int, data: bytes) -> bytes:
 @pytest.mark.parametrize("size", [(1 << 30) + 1, 1 << 40, (1 << 64) - 3])
 def test_a_bomb_is_refused_by_what_it_says(size: int) -> None:
     bomb = frame_that_claims(size, b"x" * 1000)
-    with pytest.raises(IntegrityError, match=r"here: (says that it holds|cannot be decompressed)"):
+    with pytest.raises(IntegrityError, match=r"here: (claims to hold|cannot be decompressed)"):
         decode(bomb, digest_of(bomb), "here")
 
 
@@ -613,7 +613,7 @@ def test_frames_say_their_size_and_stand_alone() -> None:
     frame = compression.compress(b"abc")
     assert compression.decompress(frame, 3, "it") == b"abc"
     assert compression.decompress(memoryview(frame), 3, "it") == b"abc"
-    with pytest.raises(IntegrityError, match="it: says that it holds 3 bytes; 1 to 2"):
+    with pytest.raises(IntegrityError, match="it: claims to hold 3 bytes; 1 to 2"):
         compression.decompress(frame, 2, "it")
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(b"abc")
     skippable = struct.pack("<II", 0x184D2A50, 4) + b"abcd"

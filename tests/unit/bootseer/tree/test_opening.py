@@ -123,11 +123,11 @@ def test_pinned_trees_need_no_head(store: FaultyStore) -> None:
         opened(store, f"{store.url}@sha256:{head.digest}", Trust(), digest=head.digest),
     ):
         assert (tree.index.source, tree.digest, tree.head) == ("a", head.digest, None)
-        assert tree.because == "the digest was asked for"
+        assert tree.because == "the digest was requested"
     assert {call.path for call in store.calls} == {index_path(head.digest)}
-    with pytest.raises(ConfigError, match="asks for another digest than"):
+    with pytest.raises(ConfigError, match="names another digest than"):
         opened(store, f"{store.url}@sha256:{head.digest}", digest="0" * 64)
-    with pytest.raises(ConfigError, match="is no tree digest"):
+    with pytest.raises(ConfigError, match="is not a tree digest"):
         opened(store, digest="../../etc/passwd")
     with pytest.raises(NotFound):
         opened(store, digest="0" * 64)
@@ -180,7 +180,7 @@ def test_no_tree(store: FaultyStore) -> None:
     with pytest.raises(NotFound, match=r"tree\.json: there is no tree here"):
         opened(store)
     run(store.publish("tree.json", b"{}"))
-    with pytest.raises(IntegrityError, match="is no DSSE envelope"):
+    with pytest.raises(IntegrityError, match="is not a DSSE envelope"):
         opened(store)
     run(store.publish("tree.json", b" " * (64 << 10) + b"{}"))
     with pytest.raises(IntegrityError, match="at most 65536"):
@@ -248,7 +248,7 @@ def test_a_store_that_lies_about_sizes(store: FaultyStore) -> None:
         lying.stat = stat  # type: ignore[method-assign]
         with pytest.raises(IntegrityError, match="an index has 1 to 268435456"):
             run(read_index_bytes(lying, head.digest))
-    with pytest.raises(ConfigError, match="is no tree digest"):
+    with pytest.raises(ConfigError, match="is not a tree digest"):
         run(read_index_bytes(store, "../tree.json"))
 
 
@@ -308,7 +308,7 @@ def test_a_tree_that_never_stays(store: FaultyStore) -> None:
 def test_an_index_that_is_missing(store: FaultyStore) -> None:
     head = published(store)
     run(store.delete(index_path(head.digest)))
-    with pytest.raises(NotFound, match=r"the index that tree\.json names is not there: publish the tree anew"):
+    with pytest.raises(NotFound, match=r"the index that tree\.json names does not exist: publish the tree anew"):
         opened(store)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.tree.read_ahead import read_ahead
+from bootseer.tree.builder.from_layers import read_ahead
 
 pytestmark = pytest.mark.leaks
 

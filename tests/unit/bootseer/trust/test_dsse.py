@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import IntegrityError, Untrusted
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, parse, seal
-from bootseer.trust.dsse import MOST_ENVELOPE_BYTES, MOST_SIGNATURES, Envelope, pae
+from bootseer.trust.dsse import MAX_ENVELOPE_BYTES, MAX_SIGNATURES, Envelope, pae
 
 TYPE = "application/vnd.in-toto+json"
 
@@ -134,7 +134,7 @@ def test_fields_of_newer_tools_are_left_out() -> None:
 
 
 @given(st.integers(0, len(SIGNED) * 8 - 1))
-def test_a_flipped_bit_is_never_believed_as_something_else(place: int) -> None:
+def test_a_flipped_bit_is_never_trusted_as_something_else(place: int) -> None:
     data = bytearray(SIGNED)
     data[place // 8] ^= 1 << place % 8
     try:
@@ -163,30 +163,30 @@ SIG = {"keyid": "a", "sig": base64.b64encode(bytes(64)).decode()}
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "is no DSSE envelope"),
-        (b"[]", "is no DSSE envelope"),
-        (b"[" * 50_000, "is no DSSE envelope"),
-        (SIGNED[:-1], "is no DSSE envelope"),
-        (SIGNED + b"x", "is no DSSE envelope"),
-        (altered(payload=None), "is no DSSE envelope"),
-        (altered(payload=[1]), "is no DSSE envelope"),
-        (altered(payload="*"), "is no DSSE envelope"),
-        (altered(payload="YQ"), "is no DSSE envelope"),
-        (altered(payload="YQ=="[:3]), "is no DSSE envelope"),
-        (altered(payload="YQ==\n"), "is no DSSE envelope"),
-        (altered(payload="ä==="), "is no DSSE envelope"),
-        (altered(signatures=None), "is no DSSE envelope"),
-        (altered(signatures={}), "is no DSSE envelope"),
-        (altered(signatures=[{"keyid": "a"}]), "is no DSSE envelope"),
-        (altered(signatures=[{"sig": 1}]), "is no DSSE envelope"),
+        (b"", "is not a DSSE envelope"),
+        (b"[]", "is not a DSSE envelope"),
+        (b"[" * 50_000, "is not a DSSE envelope"),
+        (SIGNED[:-1], "is not a DSSE envelope"),
+        (SIGNED + b"x", "is not a DSSE envelope"),
+        (altered(payload=None), "is not a DSSE envelope"),
+        (altered(payload=[1]), "is not a DSSE envelope"),
+        (altered(payload="*"), "is not a DSSE envelope"),
+        (altered(payload="YQ"), "is not a DSSE envelope"),
+        (altered(payload="YQ=="[:3]), "is not a DSSE envelope"),
+        (altered(payload="YQ==\n"), "is not a DSSE envelope"),
+        (altered(payload="ä==="), "is not a DSSE envelope"),
+        (altered(signatures=None), "is not a DSSE envelope"),
+        (altered(signatures={}), "is not a DSSE envelope"),
+        (altered(signatures=[{"keyid": "a"}]), "is not a DSSE envelope"),
+        (altered(signatures=[{"sig": 1}]), "is not a DSSE envelope"),
         (altered(payloadType="other"), "holds 'other' instead of"),
         (altered(payloadType="x" * 999), "holds 'xxx"),
-        (altered(payloadType=None), "is no DSSE envelope"),
-        (altered(signatures=[SIG] * (MOST_SIGNATURES + 1)), "has 17 signatures; at most 16"),
+        (altered(payloadType=None), "is not a DSSE envelope"),
+        (altered(signatures=[SIG] * (MAX_SIGNATURES + 1)), "has 17 signatures; at most 16"),
         (altered(signatures=[SIG | {"keyid": "x" * 257}]), "too long"),
         (altered(signatures=[SIG | {"sig": "A" * 2052}]), "too long"),
-        (b'"\xff"', "is no DSSE envelope"),
-        (altered(more="x" * MOST_ENVELOPE_BYTES), "at most 65536"),
+        (b'"\xff"', "is not a DSSE envelope"),
+        (altered(more="x" * MAX_ENVELOPE_BYTES), "at most 65536"),
     ],
 )
 def test_what_is_no_envelope_is_refused(data: bytes, text: str) -> None:
@@ -195,12 +195,12 @@ def test_what_is_no_envelope_is_refused(data: bytes, text: str) -> None:
 
 
 def test_sizes_are_as_the_caller_says() -> None:
-    assert len(parse(altered(signatures=[SIG] * MOST_SIGNATURES), TYPE, "it").signatures) == MOST_SIGNATURES
-    assert parse(SIGNED, TYPE, "it", most_bytes=len(SIGNED))
+    assert len(parse(altered(signatures=[SIG] * MAX_SIGNATURES), TYPE, "it").signatures) == MAX_SIGNATURES
+    assert parse(SIGNED, TYPE, "it", max_bytes=len(SIGNED))
     with pytest.raises(IntegrityError, match="at most"):
-        parse(SIGNED, TYPE, "it", most_bytes=len(SIGNED) - 1)
+        parse(SIGNED, TYPE, "it", max_bytes=len(SIGNED) - 1)
     large = seal(bytes(1 << 20), TYPE, ADA)
-    assert parse(large, TYPE, "it", most_bytes=16 << 20).payload == bytes(1 << 20)
+    assert parse(large, TYPE, "it", max_bytes=16 << 20).payload == bytes(1 << 20)
 
 
 def test_a_wrong_signature_of_a_trusted_key_is_refused_whatever_else_there_is() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import ConfigError, NotFound
-from bootseer.trust import KeyFolder, PublicKey, SigningKey, Trust
-from bootseer.trust.key_folder import MOST_FILES
+from bootseer.trust import KeyDirectory, PublicKey, SigningKey, Trust
+from bootseer.trust.key_folder import MAX_FILES
 from tests.support import needs_program
 
 OTHER = 65534
@@ -27,8 +27,8 @@ def careless_umask() -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> KeyFolder:
-    return KeyFolder(str(tmp_path / "config" / "keys"), system_trusted=str(tmp_path / "system"))
+def folder(tmp_path: Path) -> KeyDirectory:
+    return KeyDirectory(str(tmp_path / "config" / "keys"), system_trusted=str(tmp_path / "system"))
 
 
 def public(name: str) -> PublicKey:
@@ -39,7 +39,7 @@ def mode_of(path: str | os.PathLike[str]) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def test_a_new_key(folder: KeyFolder) -> None:
+def test_a_new_key(folder: KeyDirectory) -> None:
     assert folder.read_private() is None and folder.read_public() is None
     assert folder.read_trusted() == ((), ())
     key = folder.make("ada\n@work")
@@ -53,18 +53,18 @@ def test_a_new_key(folder: KeyFolder) -> None:
     assert (trusted.key.raw, trusted.path, ignored) == (key.public, folder.public_path, ())
 
 
-def test_modes_are_not_left_to_the_umask(folder: KeyFolder) -> None:
+def test_modes_are_not_left_to_the_umask(folder: KeyDirectory) -> None:
     os.umask(0o077)
     folder.make("ada")
     paths = [folder.public_path, folder.add(public("bob"))]
     assert [mode_of(path) for path in [folder.private_path, *paths]] == [0o600, 0o644, 0o644]
 
 
-def test_a_key_is_never_written_over(folder: KeyFolder) -> None:
+def test_a_key_is_never_written_over(folder: KeyDirectory) -> None:
     folder.make("ada")
     before = Path(folder.private_path).read_bytes()
     for name in ("own.pub", "own.pem"):
-        with pytest.raises(ConfigError, match=r"own\.(pem|pub) is there already: .*move it away first"):
+        with pytest.raises(ConfigError, match=r"own\.(pem|pub) already exists: .*move it away first"):
             folder.make("ada")
         assert Path(folder.private_path).read_bytes() == before
         if name == "own.pub":
@@ -74,19 +74,19 @@ def test_a_key_is_never_written_over(folder: KeyFolder) -> None:
     assert found is not None and found.name == ""
     os.unlink(folder.private_path)
     os.symlink("elsewhere", folder.private_path)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         folder.make("ada")
     assert not os.path.exists(os.path.join(folder.path, "elsewhere"))
 
 
-def test_two_that_make_one_at_once(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_make_one_at_once(folder: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one finds none when it looks, and one when it writes."""
     from bootseer.trust import key_folder
 
     first = folder.make("first")
     os.unlink(folder.public_path)
     monkeypatch.setattr(key_folder.os.path, "lexists", lambda path: path.endswith(".new"))
-    with pytest.raises(ConfigError, match=r"own\.pem is there already"):
+    with pytest.raises(ConfigError, match=r"own\.pem already exists"):
         folder.make("second")
     monkeypatch.undo()
     found = folder.read_private()
@@ -94,22 +94,22 @@ def test_two_that_make_one_at_once(folder: KeyFolder, monkeypatch: pytest.Monkey
     assert os.listdir(folder.path) == ["own.pem"], "nothing is left lying about"
 
 
-def test_no_key_is_made_where_it_would_not_be_believed(tmp_path: Path) -> None:
+def test_no_key_is_made_where_it_would_not_be_trusted(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for place in ("open", "open/keys"):
-        with pytest.raises(ConfigError, match=r"would not be believed: .*/open can be written to by others"):
-            KeyFolder(str(tmp_path / place)).make("ada")
+        with pytest.raises(ConfigError, match=r"would not be trusted: .*/open can be written to by others"):
+            KeyDirectory(str(tmp_path / place)).make("ada")
         assert not (tmp_path / place / "own.pem").exists()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file"):
-        KeyFolder(str(tmp_path / "file" / "keys")).make("ada")
+        KeyDirectory(str(tmp_path / "file" / "keys")).make("ada")
     with pytest.raises(ConfigError, match="file"):
-        KeyFolder(str(tmp_path / "file")).make("ada")
+        KeyDirectory(str(tmp_path / "file")).make("ada")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_private_key_that_others_can_read_is_not_used(folder: KeyFolder, mode: int) -> None:
+def test_a_private_key_that_others_can_read_is_not_used(folder: KeyDirectory, mode: int) -> None:
     folder.make("ada")
     os.chmod(folder.private_path, mode)
     with pytest.raises(ConfigError, match=r"^the private key is not used: .*own\.pem can be (read|written)"):
@@ -120,7 +120,7 @@ def test_a_private_key_that_others_can_read_is_not_used(folder: KeyFolder, mode:
     assert keys == () and "own.pem can be" in reason
 
 
-def test_keys_that_others_can_write_are_not_trusted(folder: KeyFolder) -> None:
+def test_keys_that_others_can_write_are_not_trusted(folder: KeyDirectory) -> None:
     folder.make("me")
     ada, eve = public("ada"), public("eve")
     paths = [folder.add(ada), folder.add(eve)]
@@ -130,15 +130,15 @@ def test_keys_that_others_can_write_are_not_trusted(folder: KeyFolder) -> None:
     keys, ignored = folder.read_trusted()
     assert [each.key.name for each in keys] == ["ada"]
     assert len(ignored) == 2 and all("can be written to by others" in reason for reason in ignored)
-    with pytest.raises(ConfigError, match="is there already and is not used: `bootseer keys list` says why"):
+    with pytest.raises(ConfigError, match="already exists and is not used: `bootseer keys list` shows why"):
         folder.add(eve)
     os.chmod(folder.trusted_path, 0o777)
     assert folder.read_trusted().keys == ()
-    with pytest.raises(ConfigError, match="would not be believed"):
+    with pytest.raises(ConfigError, match="would not be trusted"):
         folder.add(public("bob"))
 
 
-def test_trusting_and_forgetting(folder: KeyFolder) -> None:
+def test_trusting_and_forgetting(folder: KeyDirectory) -> None:
     me = folder.make("me")
     ada, bob, odd = public("ada"), public("../../bob b"), public("")
     path = folder.add(ada)
@@ -165,7 +165,7 @@ def test_trusting_and_forgetting(folder: KeyFolder) -> None:
     assert os.listdir(folder.trusted_path) == []
 
 
-def test_names_that_mean_several(folder: KeyFolder) -> None:
+def test_names_that_mean_several(folder: KeyDirectory) -> None:
     one, two = public("ada"), public("ada")
     folder.add(one)
     folder.add(two)
@@ -176,8 +176,8 @@ def test_names_that_mean_several(folder: KeyFolder) -> None:
     assert [each.key for each in folder.read_trusted().keys] == [two]
 
 
-def test_files_that_people_put_there(folder: KeyFolder) -> None:
-    folder._make_folder(folder.trusted_path)
+def test_files_that_people_put_there(folder: KeyDirectory) -> None:
+    folder._make_directory(folder.trusted_path)
     trusted = Path(folder.trusted_path)
     ada, bob = public("ada"), public("bob")
     team = trusted / "team.pub"
@@ -205,16 +205,16 @@ def test_files_that_people_put_there(folder: KeyFolder) -> None:
     assert not team.exists()
 
 
-def test_many_files(folder: KeyFolder) -> None:
-    folder._make_folder(folder.trusted_path)
-    for number in range(MOST_FILES + 1):
+def test_many_files(folder: KeyDirectory) -> None:
+    folder._make_directory(folder.trusted_path)
+    for number in range(MAX_FILES + 1):
         (Path(folder.trusted_path) / f"{number:05}.pub").touch()
-    assert f"only the first {MOST_FILES} are read" in folder.read_trusted().ignored[0]
+    assert f"only the first {MAX_FILES} are read" in folder.read_trusted().ignored[0]
 
 
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of other users can be made by root only")
-def test_keys_that_root_trusts(folder: KeyFolder, tmp_path: Path) -> None:
+def test_keys_that_root_trusts(folder: KeyDirectory, tmp_path: Path) -> None:
     system = tmp_path / "system"
     system.mkdir()
     system.chmod(0o755)
@@ -222,7 +222,7 @@ def test_keys_that_root_trusts(folder: KeyFolder, tmp_path: Path) -> None:
     (system / "ada.pub").write_text(ada.line)
     (system / "ada.pub").chmod(0o644)
     assert [each.key for each in folder.read_trusted().keys] == [ada]
-    with pytest.raises(ConfigError, match="whoever put it there takes it away"):
+    with pytest.raises(ConfigError, match="its owner has to remove it"):
         folder.forget("ada")
     os.chown(system / "ada.pub", OTHER, OTHER)
     keys, (reason,) = folder.read_trusted()
@@ -237,17 +237,17 @@ def test_root_alone_decides_for_everybody(tmp_path: Path) -> None:
     """Files of this user in root's place are none, unless this user is root."""
     if os.geteuid() == 0:
         pytest.skip("root's files are root's")
-    folder = KeyFolder(str(tmp_path / "keys"), system_trusted=str(tmp_path))
+    folder = KeyDirectory(str(tmp_path / "keys"), system_trusted=str(tmp_path))
     (tmp_path / "ada.pub").write_text(public("ada").line)
     (tmp_path / "ada.pub").chmod(0o644)
     assert folder.read_trusted().keys == ()
 
 
-def test_a_folder_of_kubernetes(folder: KeyFolder) -> None:
+def test_a_directory_of_kubernetes(folder: KeyDirectory) -> None:
     """A secret is mounted as links to a folder that is exchanged as a whole."""
     key = SigningKey.make()
     version = Path(folder.path) / "..2026_01_01"
-    folder._make_folder(str(version))
+    folder._make_directory(str(version))
     version.chmod(0o755)
     (version / "own.pem").write_bytes(key.to_pem())
     (version / "own.pem").chmod(0o400)
@@ -259,16 +259,16 @@ def test_a_folder_of_kubernetes(folder: KeyFolder) -> None:
 
 
 @needs_program("ssh-keygen")
-def test_keys_of_openssh_are_trusted(folder: KeyFolder, tmp_path: Path) -> None:
+def test_keys_of_openssh_are_trusted(folder: KeyDirectory, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ada", "-f", tmp_path / "id"], check=True)
-    folder._make_folder(folder.trusted_path)
+    folder._make_directory(folder.trusted_path)
     shutil.copy(tmp_path / "id.pub", folder.trusted_path)
     ((found,), ignored) = folder.read_trusted()
     assert (found.key.name, ignored) == ("ada", ())
 
 
 def test_where_keys_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = KeyFolder.find
+    find = KeyDirectory.find
     assert find({"BOOTSEER_KEYS": "/k", "HOME": "/h", "XDG_CONFIG_HOME": "/x"}).path == "/k"
     assert find({"BOOTSEER_KEYS": "", "HOME": "/h", "XDG_CONFIG_HOME": "/x"}).path == "/x/bootseer/keys"
     assert find({"HOME": "/h", "XDG_CONFIG_HOME": "relative"}).path == "/h/.config/bootseer/keys"
@@ -277,7 +277,7 @@ def test_where_keys_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find().path == find(os.environ).path
 
 
-def test_trust_is_loaded_from_there(folder: KeyFolder) -> None:
+def test_trust_is_loaded_from_there(folder: KeyDirectory) -> None:
     environ = {"BOOTSEER_KEYS": folder.path}
     assert Trust.load(environ).signing_key() is None
     assert not os.path.exists(folder.path), "looking makes nothing"

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from bootseer.trust import owned_files
-from bootseer.trust.owned_files import NotOwnedError, check_owned_folder, foreign_fuse_users, own_uids, read_owned
+from bootseer.trust.owned_files import (
+    NotOwnedError,
+    check_owned_directory,
+    foreign_fuse_users,
+    own_uids,
+    read_owned,
+)
 
 OTHER = 65534
 
@@ -39,44 +45,44 @@ def home(tmp_path: Path) -> Path:
 
 def refused(path: Path, text: str, **options: object) -> str:
     with pytest.raises(NotOwnedError, match=text) as caught:
-        read_owned(str(path), most_bytes=99, **options)  # type: ignore[arg-type]
+        read_owned(str(path), max_bytes=99, **options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_own_files_are_read(home: Path) -> None:
-    data, status = read_owned(str(home / "tree" / "file"), most_bytes=3)
+    data, status = read_owned(str(home / "tree" / "file"), max_bytes=3)
     assert (data, status.st_size) == (b"abc", 3)
-    check_owned_folder(str(home / "tree"))
+    check_owned_directory(str(home / "tree"))
     (home / "empty").touch()
-    assert read_owned(str(home / "empty"), most_bytes=0)[0] == b""
+    assert read_owned(str(home / "empty"), max_bytes=0)[0] == b""
 
 
 @pytest.mark.parametrize("mode", [0o020, 0o002, 0o022, 0o1020])
 def test_what_others_may_write_does_not_count(home: Path, mode: int) -> None:
-    file, folder = home / "tree" / "file", home / "tree"
-    for place in (file, folder, home):
+    file, directory = home / "tree" / "file", home / "tree"
+    for place in (file, directory, home):
         before = stat.S_IMODE(place.stat().st_mode)
         place.chmod(before | mode)
         if place == home and mode & stat.S_ISVTX:
-            read_owned(str(file), most_bytes=99)
+            read_owned(str(file), max_bytes=99)
         else:
             assert refused(file, "can be written to by others").startswith(f"{place} can be")
         if place != file and not mode & stat.S_ISVTX:
             with pytest.raises(NotOwnedError, match="written to by others"):
-                check_owned_folder(str(folder))
+                check_owned_directory(str(directory))
         place.chmod(before)
-    read_owned(str(file), most_bytes=99)
+    read_owned(str(file), max_bytes=99)
 
 
-def test_sticky_folders_count_only_above(home: Path) -> None:
+def test_sticky_directories_count_only_above(home: Path) -> None:
     home.chmod(0o1777)
-    read_owned(str(home / "tree" / "file"), most_bytes=99)
+    read_owned(str(home / "tree" / "file"), max_bytes=99)
     (home / "loose").write_bytes(b"abc")
     refused(home / "loose", f"^{home} can be written to by others .mode 1777.: chmod go-w {home}$")
     with pytest.raises(NotOwnedError, match="mode 1777"):
-        check_owned_folder(str(home))
-    check_owned_folder(str(home / "tree"))
+        check_owned_directory(str(home))
+    check_owned_directory(str(home / "tree"))
 
 
 @needs_root
@@ -87,7 +93,7 @@ def test_what_belongs_to_others_does_not_count(home: Path) -> None:
         assert refused(file, r"belongs to user \S+, not to root$").startswith(f"{place} belongs")
         os.chown(place, 0, -1)
     os.chown(file, OTHER, OTHER)
-    assert read_owned(str(file), most_bytes=9, uids=frozenset((0, OTHER)))[0] == b"abc"
+    assert read_owned(str(file), max_bytes=9, uids=frozenset((0, OTHER)))[0] == b"abc"
     home.chmod(0o1777)
     os.chown(home, OTHER, -1)  # whose sticky folder it is may exchange all in it
     refused(file, "belongs to user")
@@ -106,15 +112,15 @@ def test_an_ordinary_user_and_root_count(tmp_path_factory: pytest.TempPathFactor
         os.seteuid(OTHER)
         try:
             assert own_uids() == {0, OTHER}
-            assert read_owned(str(mine), most_bytes=9)[0] == read_owned(str(roots), most_bytes=9)[0] == b"abc"
+            assert read_owned(str(mine), max_bytes=9)[0] == read_owned(str(roots), max_bytes=9)[0] == b"abc"
             refused(eves, r"belongs to user 12345, not to user \S+ or root|not to nobody")
-            refused(Path("/root/.profile"), "cannot be looked at: Permission denied|cannot be read")
+            refused(Path("/root/.profile"), "cannot be inspected: Permission denied|cannot be read")
             os.seteuid(0)
             roots.chmod(0o640)
             os.setegid(OTHER)
             os.chown(roots, 0, OTHER)
             os.seteuid(OTHER)
-            assert read_owned(str(roots), most_bytes=9, is_secret=True)[0] == b"abc", "root shares it with a group"
+            assert read_owned(str(roots), max_bytes=9, is_secret=True)[0] == b"abc", "root shares it with a group"
             refused(mine, "can be read by others .mode 0644.: chmod 600", is_secret=True)
         finally:
             os.seteuid(0)
@@ -128,7 +134,7 @@ def test_secrets_are_for_the_owner_alone(home: Path, mode: int) -> None:
     refused(file, f"can be read by others .mode {mode:04o}.: chmod 600 {file}", is_secret=True)
     for private in (0o600, 0o400):
         file.chmod(private)
-        assert read_owned(str(file), most_bytes=9, is_secret=True)[0] == b"abc"
+        assert read_owned(str(file), max_bytes=9, is_secret=True)[0] == b"abc"
 
 
 def test_own_links_are_followed(home: Path) -> None:
@@ -137,8 +143,8 @@ def test_own_links_are_followed(home: Path) -> None:
     (home / "up").symlink_to("../../../../../../../../../../../../.." + str(home))
     (home / "chain").symlink_to("absolute/file")
     for path in ("relative", "absolute/file", "up/chain", "chain", "up/up/up/relative"):
-        assert read_owned(str(home / path), most_bytes=9)[0] == b"abc", path
-    check_owned_folder(str(home / "absolute"))
+        assert read_owned(str(home / path), max_bytes=9)[0] == b"abc", path
+    check_owned_directory(str(home / "absolute"))
     (home / "loop").symlink_to("loop")
     refused(home / "loop", "too many links")
 
@@ -149,7 +155,7 @@ def test_links_of_others_are_not_followed(home: Path) -> None:
     home.chmod(0o1777)
     link = home / "link"
     link.symlink_to("tree")
-    read_owned(str(link / "file"), most_bytes=9)
+    read_owned(str(link / "file"), max_bytes=9)
     os.lchown(link, OTHER, OTHER)
     refused(link / "file", f"^{link} belongs to user")
 
@@ -169,27 +175,27 @@ def test_what_is_no_file_does_not_count(home: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(home / "socket"))
         refused(home / "socket", "is not what it should be: a file")
-    refused(home, "is a folder, not a file")
-    refused(home / "tree" / "file" / "more", "is not what it should be: a folder")
-    with pytest.raises(NotOwnedError, match="is not what it should be: a folder"):
-        check_owned_folder(str(home / "tree" / "file"))
-    refused(home / "tree" / "file" / ".." / "file", "is not what it should be: a folder")
+    refused(home, "is a directory, not a file")
+    refused(home / "tree" / "file" / "more", "is not what it should be: a directory")
+    with pytest.raises(NotOwnedError, match="is not what it should be: a directory"):
+        check_owned_directory(str(home / "tree" / "file"))
+    refused(home / "tree" / "file" / ".." / "file", "is not what it should be: a directory")
     for missing in (home / "missing", home / "missing" / "file"):
         with pytest.raises(FileNotFoundError):
-            read_owned(str(missing), most_bytes=9)
+            read_owned(str(missing), max_bytes=9)
     with pytest.raises(ValueError, match="is not absolute"):
-        read_owned("tree/file", most_bytes=9)
+        read_owned("tree/file", max_bytes=9)
 
 
 def test_sizes_are_bounded(home: Path) -> None:
     with pytest.raises(NotOwnedError, match="has 3 bytes; at most 2"):
-        read_owned(str(home / "tree" / "file"), most_bytes=2)
+        read_owned(str(home / "tree" / "file"), max_bytes=2)
     with pytest.raises(NotOwnedError, match="has more than 9 bytes"):
-        read_owned("/proc/self/mountinfo", most_bytes=9)  # of files that say they are empty
+        read_owned("/proc/self/mountinfo", max_bytes=9)  # of files that say they are empty
 
 
 @needs_root
-def test_a_folder_that_is_exchanged_on_the_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_exchanged_on_the_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each step somebody exchanges what a name stands for: refused, or the file that was checked."""
     file = home / "tree" / "file"
     evil = home.parent / "evil"
@@ -213,7 +219,7 @@ def test_a_folder_that_is_exchanged_on_the_way(home: Path, monkeypatch: pytest.M
 
         monkeypatch.setattr(owned_files.os, "open", meddle)
         try:
-            outcomes.add(read_owned(str(file), most_bytes=9)[0])
+            outcomes.add(read_owned(str(file), max_bytes=9)[0])
         except NotOwnedError:
             outcomes.add(b"refused")
         if undo is not None:
@@ -284,11 +290,11 @@ def test_what_the_kernel_says_of_a_fuse_file_system(tmp_path: Path) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    folder = str(tmp_path).encode()
+    directory = str(tmp_path).encode()
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     try:
         options = f"fd={fd},rootmode=40000,user_id={OTHER},group_id=0,allow_other".encode()
-        if libc.mount(b"test", folder, b"fuse", 6, options) != 0:
+        if libc.mount(b"test", directory, b"fuse", 6, options) != 0:
             pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
         try:
             text = Path("/proc/self/mountinfo").read_text()
@@ -297,6 +303,6 @@ def test_what_the_kernel_says_of_a_fuse_file_system(tmp_path: Path) -> None:
             assert foreign_fuse_users(text, os.makedev(major, minor), {0}) == [str(OTHER)]
             assert foreign_fuse_users(text, os.makedev(major, minor), {0, OTHER}) == []
         finally:
-            assert libc.umount2(folder, 2) == 0
+            assert libc.umount2(directory, 2) == 0
     finally:
         os.close(fd)

@@ -13,11 +13,11 @@ import pytest
 
 from bootseer.errors import BootseerError
 from bootseer.storage import Store, open_store
-from bootseer.storage.fsspec import FsspecStore
-from bootseer.storage.local import LocalStore
+from bootseer.storage.fsspec.store import FsspecStore
+from bootseer.storage.local.store import LocalStore
 from bootseer.testing.faulty_store import FaultyStore
 from bootseer.trust import owners
-from bootseer.trust.owners import why_not_lineage, why_not_owned
+from bootseer.trust.owners import why_not_lineage, why_not_trusted_owner
 
 numbers = itertools.count()
 
@@ -30,23 +30,23 @@ def plain_umask() -> Iterator[None]:
 
 
 def ask(store: Store, path: str = "tree.json", data: bytes = b"abc") -> str:
-    return asyncio.run(why_not_owned(store, path, data))
+    return asyncio.run(why_not_trusted_owner(store, path, data))
 
 
 @pytest.mark.parametrize("name", ["plain", "a b%20ü", "\udcff\udcfe"])
 @pytest.mark.parametrize("may_hang", [False, True])
-def test_folders_of_this_user(tmp_path: Path, name: str, may_hang: bool) -> None:
-    folder = tmp_path / name
-    (folder / "sub").mkdir(parents=True)
+def test_directories_of_this_user(tmp_path: Path, name: str, may_hang: bool) -> None:
+    directory = tmp_path / name
+    (directory / "sub").mkdir(parents=True)
     for path in ("tree.json", "sub/tree.json"):
-        (folder / path).write_bytes(b"abc")
-        assert ask(LocalStore(str(folder), may_hang=may_hang), path) == ""
+        (directory / path).write_bytes(b"abc")
+        assert ask(LocalStore(str(directory), may_hang=may_hang), path) == ""
     for data in (b"abd", b"ab", b"abcd", b""):
-        assert ask(LocalStore(str(folder)), data=data), "somebody exchanged it after it was read"
-    (folder / "sub").chmod(0o777)
-    assert "can be written to by others" in ask(LocalStore(str(folder)), "sub/tree.json")
-    assert ask(LocalStore(str(folder))) == ""
-    assert ask(LocalStore(str(folder)), "missing").endswith("missing is gone")
+        assert ask(LocalStore(str(directory)), data=data), "somebody exchanged it after it was read"
+    (directory / "sub").chmod(0o777)
+    assert "can be written to by others" in ask(LocalStore(str(directory)), "sub/tree.json")
+    assert ask(LocalStore(str(directory))) == ""
+    assert ask(LocalStore(str(directory)), "missing").endswith("missing no longer exists")
 
 
 def test_nothing_outside_the_store_is_looked_at(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_file_system_that_hangs_does_not_count(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(owners, "LOCAL_S", 0.05)
     monkeypatch.setattr(owners, "read_owned", lambda *_, **__: released.wait(30))
     try:
-        assert "could not be looked at within 0.05 s" in ask(LocalStore(str(tmp_path)))
+        assert "could not be inspected within 0.05 s" in ask(LocalStore(str(tmp_path)))
     finally:
         released.set()
 
@@ -81,7 +81,7 @@ def test_of_other_stores_nobody_can_tell(tmp_path: Path) -> None:
         FsspecStore(f"file://{tmp_path}"),
         FaultyStore(LocalStore(str(tmp_path))),  # what stands between may change the bytes
     ):
-        assert "nobody can tell who wrote to it" in ask(store)
+        assert "the writers of a store of this kind" in ask(store)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_of_other_stores_nobody_can_tell(tmp_path: Path) -> None:
         ),
         ([("hdfs", 0o755), ("ada", 0o755), ("ada", 0o664)], 1, "/a/b can be written to by others"),
         ([("hdfs", 0o755), ("ada", 0o755), ("ada", 0o646)], 1, "/a/b can be written to by others"),
-        ([("hdfs", 0o755), ("", 0o755), ("ada", 0o644)], 1, "HDFS does not say whose /"),
-        ([("", 0o755), ("ada", 0o755), ("ada", 0o644)], 1, "HDFS does not say whose /"),
-        ([("hdfs", 0o755), ("ada", 0o755), ("ada", -1)], 1, "HDFS does not say whose /"),
+        ([("hdfs", 0o755), ("", 0o755), ("ada", 0o644)], 1, "HDFS does not report the owner of /"),
+        ([("", 0o755), ("ada", 0o755), ("ada", 0o644)], 1, "HDFS does not report the owner of /"),
+        ([("hdfs", 0o755), ("ada", 0o755), ("ada", -1)], 1, "HDFS does not report the owner of /"),
     ],
 )
 def test_owners_and_modes_of_hdfs(chain: list[tuple[str, int]], depth: int, text: str) -> None:

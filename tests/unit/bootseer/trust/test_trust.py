@@ -11,11 +11,11 @@ import pytest
 
 from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged, Untrusted
 from bootseer.storage import Store
-from bootseer.storage.local import LocalStore
+from bootseer.storage.local.store import LocalStore
 from bootseer.storage.memory import MemoryStore, forget
+from bootseer.storage.small_files import read_small
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, seal
-from bootseer.trust.reading import read_whole
 
 TYPE = "application/vnd.bootseer.test+json"
 ADA, EVE = SigningKey.make(name="ada"), SigningKey.make(name="eve")
@@ -61,7 +61,7 @@ def refused(trust: Trust, store: Store, data: bytes) -> str:
     return str(caught.value)
 
 
-def test_what_a_trusted_key_signed_is_believed_anywhere(mine: Store, anybodys: Store) -> None:
+def test_what_a_trusted_key_signed_is_trusted_anywhere(mine: Store, anybodys: Store) -> None:
     for data in (seal(b"x", TYPE, ADA), seal(b"x", TYPE, EVE, ADA), seal(b"x", TYPE, ADA, EVE)):
         assert read(ADAS, mine, data) == read(ADAS, anybodys, data) == b"x"
 
@@ -128,9 +128,9 @@ def test_a_file_that_is_exchanged_after_it_was_read(mine: Store) -> None:
 def test_sizes_are_bounded(mine: Store) -> None:
     data = seal(bytes(70_000), TYPE, ADA)
 
-    async def run(most_bytes: int) -> int:
+    async def run(max_bytes: int) -> int:
         await mine.publish("a.json", data)
-        return len((await ADAS.fetch(mine, "a.json", TYPE, most_bytes=most_bytes)).payload)
+        return len((await ADAS.fetch(mine, "a.json", TYPE, max_bytes=max_bytes)).payload)
 
     assert asyncio.run(run(len(data))) == 70_000
     with pytest.raises(IntegrityError, match="at most"):
@@ -150,11 +150,11 @@ def test_whole_files(faulty: FaultyStore) -> None:
     async def run() -> None:
         for data in (b"", b"abc", bytes(range(256)) * 100):
             await faulty.publish("a", data)
-            assert await read_whole(faulty, "a", len(data)) == data
+            assert await read_small(faulty, "a", len(data)) == data
         with pytest.raises(NotFound):
-            await read_whole(faulty, "b", 9)
+            await read_small(faulty, "b", 9)
         with pytest.raises(IntegrityError, match="25600 bytes; at most 25599"):
-            await read_whole(faulty, "a", 25599)
+            await read_small(faulty, "a", 25599)
 
     asyncio.run(run())
 
@@ -163,10 +163,10 @@ def test_a_file_that_is_replaced_while_it_is_read(faulty: FaultyStore) -> None:
     async def run() -> None:
         await faulty.publish("a", b"abc")
         faulty.plan = [Fault(Kind.CHANGED, calls=[0, 1])]
-        assert await read_whole(faulty, "a", 9) == b"abc"
+        assert await read_small(faulty, "a", 9) == b"abc"
         faulty.plan = [Fault(Kind.CHANGED)]
         with pytest.raises(SourceChanged, match="changes faster than it can be read"):
-            await read_whole(faulty, "a", 9)
+            await read_small(faulty, "a", 9)
 
     asyncio.run(run())
 
@@ -175,9 +175,9 @@ def test_a_store_that_fails_is_asked_again(faulty: FaultyStore) -> None:
     async def run() -> None:
         await faulty.publish("a", b"abc")
         faulty.plan = [Fault(Kind.ERROR, calls=[0])]
-        assert await read_whole(faulty, "a", 9) == b"abc"
+        assert await read_small(faulty, "a", 9) == b"abc"
         faulty.plan = [Fault(Kind.ERROR, "stat", error=NotFound)]
         with pytest.raises(BootseerError):
-            await read_whole(faulty, "a", 9)
+            await read_small(faulty, "a", 9)
 
     asyncio.run(run())

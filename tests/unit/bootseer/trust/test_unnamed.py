@@ -10,8 +10,8 @@ import pytest
 
 from bootseer.errors import ConfigError
 from bootseer.job_file import read_job_file
-from bootseer.trust.unnamed import read_unnamed
-from launcher.cli import parse
+from bootseer.trust.unnamed import read_implicit_config
+from launcher.cli.parser import parse
 from launcher.spec import build_spec
 from tests.support import lacking
 
@@ -28,12 +28,12 @@ def plain_umask() -> Iterator[None]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    (folder / "bootseer.toml").write_text(FILE)
-    (folder / "train.py").touch()
-    monkeypatch.chdir(folder)
-    return folder
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    (directory / "bootseer.toml").write_text(FILE)
+    (directory / "train.py").touch()
+    monkeypatch.chdir(directory)
+    return directory
 
 
 def of_bootrun(*words: str) -> tuple[str, ...]:
@@ -50,23 +50,23 @@ def of_commands(*words: str) -> tuple[str, ...]:
 both = pytest.mark.parametrize("read", [of_bootrun, of_commands])
 
 
-def share(folder: Path) -> None:
-    folder.chmod(0o1777)
+def share(directory: Path) -> None:
+    directory.chmod(0o1777)
 
 
-def let_a_group_write(folder: Path) -> None:
-    (folder / "bootseer.toml").chmod(0o664)
+def let_a_group_write(directory: Path) -> None:
+    (directory / "bootseer.toml").chmod(0o664)
 
 
-def give_away(folder: Path) -> None:
-    os.chown(folder / "bootseer.toml", OTHER, OTHER)
+def give_away(directory: Path) -> None:
+    os.chown(directory / "bootseer.toml", OTHER, OTHER)
 
 
-def link_to_strange_one(folder: Path) -> None:
-    (folder / "other.toml").write_text(FILE)
-    os.chown(folder / "other.toml", OTHER, OTHER)
-    (folder / "bootseer.toml").unlink()
-    (folder / "bootseer.toml").symlink_to("other.toml")
+def link_to_strange_one(directory: Path) -> None:
+    (directory / "other.toml").write_text(FILE)
+    os.chown(directory / "other.toml", OTHER, OTHER)
+    (directory / "bootseer.toml").unlink()
+    (directory / "bootseer.toml").symlink_to("other.toml")
 
 
 @both
@@ -98,7 +98,7 @@ def test_somebody_elses_file_has_to_be_named(
 
 
 def check_refused_until_named(here: Path, read: Callable[..., tuple[str, ...]]) -> None:
-    with pytest.raises(ConfigError, match=r"bootseer\.toml is not read, as it may be somebody else's") as caught:
+    with pytest.raises(ConfigError, match=r"toml is not read, as another user may have written it") as caught:
         read()
     assert "name it: --config " in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -108,7 +108,7 @@ def check_refused_until_named(here: Path, read: Callable[..., tuple[str, ...]]) 
 
 def test_whole_bytes_or_nothing(here: Path) -> None:
     path = os.fspath(here / "bootseer.toml")
-    assert read_unnamed(path, path, most_bytes=len(FILE)) == FILE.encode()
+    assert read_implicit_config(path, path, max_bytes=len(FILE)) == FILE.encode()
     with pytest.raises(ConfigError, match="at most 3"):
-        read_unnamed(path, path, most_bytes=3)
-    assert read_unnamed(path + "x", path, most_bytes=3) is None
+        read_implicit_config(path, path, max_bytes=3)
+    assert read_implicit_config(path + "x", path, max_bytes=3) is None

@@ -3,12 +3,12 @@
 import os
 import time
 
-from launcher.loop import Loop
+from launcher.base.loop import Loop
 
 
-def run_until(loop: Loop, condition, most_s: float = 20.0):
+def run_until(loop: Loop, condition, max_s: float = 20.0):
     """Runs the loop until the condition holds."""
-    give_up_s = time.monotonic() + most_s
+    give_up_s = time.monotonic() + max_s
     while not condition():
         assert time.monotonic() < give_up_s, "the condition did not come about"
         loop.run_once(0.01)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.ranks.cause import SAME_LOOK_NS, LostNode, order_failures
-from launcher.ranks.exits import Kind, classify
+from launcher.ranks.cause import SAME_COLLECTION_NS, LostNode, order_failures
+from launcher.ranks.exits import FailureOrigin, classify
 
 from .failing import make_failure
 
@@ -49,7 +49,7 @@ def test_among_victims_those_that_waited_in_vain_are_nearer_to_the_cause():
     assert [failure.rank for failure in ordered.failures] == [1, 0]
 
 
-def test_a_tie_on_one_node_cannot_be_told():
+def test_a_tie_on_one_node_cannot_be_reported():
     ordered = order_failures([at(7, 100), at(3, 100.5), at(5, 200)])
     assert ordered.unsure == (3, 7)
     assert ordered.failures[0].rank == 7
@@ -94,7 +94,7 @@ true_failures = st.lists(
     st.tuples(
         st.integers(0, 3),  # node
         st.integers(0, 50 * MS),  # true moment
-        st.integers(0, SAME_LOOK_NS),  # how late the guard saw it
+        st.integers(0, SAME_COLLECTION_NS),  # how late the guard saw it
         st.sampled_from(["", "", CLOSED, TIMEOUT]),
         st.booleans(),
     ),
@@ -118,10 +118,10 @@ def test_the_true_first_is_always_among_those_named(happened, clocks, random):
     random.shuffle(failures)
     ordered = order_failures(failures)
     named = set(ordered.unsure) or {ordered.failures[0].rank}
-    causes = [failure for failure in failures if classify(failure) is Kind.CAUSE]
+    causes = [failure for failure in failures if classify(failure) is FailureOrigin.CAUSE]
     if causes:
         assert min(causes, key=lambda f: happened[f.rank][1]).rank in named
-        assert all(classify(f) is Kind.CAUSE for f in failures if f.rank in named)
+        assert all(classify(f) is FailureOrigin.CAUSE for f in failures if f.rank in named)
     assert ordered.failures[0].rank in named
     assert sorted(ordered.failures) == sorted(failures)
     kinds = [classify(failure) for failure in ordered.failures]

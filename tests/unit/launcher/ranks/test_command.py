@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     args: tuple[str, ...] = ()
 
 
-def words(entry: Entry, inside: str = "/x/inside.py") -> list[str]:
+def words(entry: Entry, inside: str = "/x/bootstrap.py") -> list[str]:
     return rank_command(
         entry,
         python="/usr/bin/python3",
@@ -41,7 +41,7 @@ def words(entry: Entry, inside: str = "/x/inside.py") -> list[str]:
 @pytest.mark.parametrize("mode", ["script", "module", "run-path"])
 def test_with_hooks_the_rank_side_file_gets_all_it_needs(mode: str) -> None:
     assert words(Entry(mode, "train", ("--lr", "1"))) == (
-        "/usr/bin/python3 -u /x/inside.py " + mode + " /log/e.jsonl job node-a 9 2  train --lr 1"
+        "/usr/bin/python3 -u /x/bootstrap.py " + mode + " /log/e.jsonl job node-a 9 2  train --lr 1"
     ).split(" ")
 
 
@@ -58,7 +58,7 @@ def test_without_hooks_the_interpreter_is_bare() -> None:
     ]
 
 
-@pytest.mark.parametrize("inside", ["", "/x/inside.py"])
+@pytest.mark.parametrize("inside", ["", "/x/bootstrap.py"])
 def test_a_program_is_itself(inside: str) -> None:
     assert words(Entry("program", "./${local_rank}", ("$local_rank",)), inside) == ["./${local_rank}", "1"]
 
@@ -80,7 +80,7 @@ def test_no_template_is_loaded_for_nothing() -> None:
 
 
 def test_both_sides_run_a_path_alike() -> None:
-    from launcher import inside
+    from launcher.in_rank import bootstrap as inside
 
     assert inside.RUN_PATH == RUN_PATH
 
@@ -105,7 +105,7 @@ def test_only_what_is_loaded_anyway_is_imported_at_the_top() -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    source = tmp_path / "inside.py"
+    source = tmp_path / "bootstrap.py"
     source.write_text("x = 1\n")
     monkeypatch.setattr(program, "INSIDE", os.fspath(source))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -122,7 +122,7 @@ def test_the_file_is_compiled_once(copied: Path) -> None:
     assert compiled.stat().st_ino == before.st_ino
 
 
-def test_it_is_compiled_anew_when_it_changed(copied: Path) -> None:
+def test_it_is_compiled_again_when_it_changed(copied: Path) -> None:
     compiled = Path(program.inside_path(sys.executable))
     copied.write_text("x = 22\n")
     data = compiled.read_bytes()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launcher.ranks.exits import SIGNS, Kind, classify, describe_status, find_sign, signal_name
+from launcher.ranks.exits import SIGNS, FailureOrigin, classify, describe_status, find_sign, signal_name
 
 from .failing import make_failure
 
@@ -70,11 +70,11 @@ CONSEQUENCES = [
         "Last error: NET/IB : Got completion from peer 11.214.147.122<39138> with error 12, opcode 0",
     ),
     (
-        "NCCL: told by another rank",
+        "NCCL: dump signal from another rank",
         "[PG ID 0 Rank 1] Observed flight recorder dump signal from another rank via TCPStore.",
     ),
     (
-        "NCCL: told by another rank",
+        "NCCL: dump signal from another rank",
         "Received a dump signal due to a collective timeout from rank 3 and we will try our best to dump",
     ),
     (
@@ -115,7 +115,7 @@ def test_signs_are_found_in_message_traceback_and_stderr(what, text):
         make_failure(message="E: x", traceback=f"Traceback (most recent call last):\n{text}\n"),
         make_failure(stderr_tail=tuple(f"[rank0]: {line}" for line in text.splitlines())),
     ):
-        assert classify(failure) is Kind.CONSEQUENCE
+        assert classify(failure) is FailureOrigin.CONSEQUENCE
         assert find_sign(failure).what == what
 
 
@@ -158,12 +158,12 @@ def test_strong_signs_come_before_weak_ones():
 )
 def test_other_failures_are_causes(text):
     for failure in (make_failure(message=text), make_failure(stderr_tail=tuple(text.splitlines()))):
-        assert classify(failure) is Kind.CAUSE
+        assert classify(failure) is FailureOrigin.CAUSE
 
 
 def test_stopped_comes_before_all_else():
-    assert classify(make_failure(stopped_by_us=True)) is Kind.STOPPED
-    assert classify(make_failure(stopped_by_us=True, message="ncclRemoteError")) is Kind.STOPPED
+    assert classify(make_failure(stopped_by_us=True)) is FailureOrigin.STOPPED
+    assert classify(make_failure(stopped_by_us=True, message="ncclRemoteError")) is FailureOrigin.STOPPED
 
 
 LOST = f"Traceback (most recent call last):\n  ...\n{GLOO}pair.cc:553] Connection closed by peer [h]:1\n"
@@ -174,7 +174,7 @@ DIRECT = "\nThe above exception was the direct cause of the following exception:
 
 @pytest.mark.parametrize("link", [DURING, DIRECT])
 def test_of_chained_exceptions_the_first_counts(link):
-    for first, second, kind in ((LOST, BOOM, Kind.CONSEQUENCE), (BOOM, LOST, Kind.CAUSE)):
+    for first, second, kind in ((LOST, BOOM, FailureOrigin.CONSEQUENCE), (BOOM, LOST, FailureOrigin.CAUSE)):
         chain = first + link + second
         assert classify(make_failure(message="x", traceback=chain)) is kind
         assert classify(make_failure(stderr_tail=tuple(f"[rank3]: {line}" for line in chain.splitlines()))) is kind
@@ -182,12 +182,12 @@ def test_of_chained_exceptions_the_first_counts(link):
 
 def test_earlier_tracebacks_and_warnings_on_stderr_do_not_count():
     earlier = (LOST + "caught it, going on\n" + BOOM).splitlines()
-    assert classify(make_failure(stderr_tail=tuple(earlier))) is Kind.CAUSE
+    assert classify(make_failure(stderr_tail=tuple(earlier))) is FailureOrigin.CAUSE
     warning = (
         "[rank1]:[W1121 04:37:40.010 TCPStore.cpp:115] [c10d] recvVector failed on SocketImpl(fd=4): Connection"
     )
-    assert classify(make_failure(stderr_tail=(*BOOM.splitlines(), warning))) is Kind.CAUSE
-    assert classify(make_failure(stderr_tail=(warning,))) is Kind.CAUSE
+    assert classify(make_failure(stderr_tail=(*BOOM.splitlines(), warning))) is FailureOrigin.CAUSE
+    assert classify(make_failure(stderr_tail=(warning,))) is FailureOrigin.CAUSE
 
 
 def test_a_huge_text_is_searched_quickly():
@@ -219,5 +219,5 @@ def test_statuses_in_words():
     assert describe_status(137) == "exit status 137 (shells give this for SIGKILL)"
     assert describe_status(128) == "exit status 128"
     assert describe_status(255) == "exit status 255"
-    assert describe_status(-9) == "ended by SIGKILL (perhaps out of memory: the kernel log would say so)"
+    assert describe_status(-9) == "ended by SIGKILL (perhaps out of memory: see the kernel log)"
     assert describe_status(-signal.SIGUSR1) == "ended by SIGUSR1"

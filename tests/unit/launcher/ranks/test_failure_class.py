@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.monitor.failure.record import describe_failures, format_record
 from launcher.ranks import exits, failure_class
-from launcher.ranks.cause import Ordered
+from launcher.ranks.cause import OrderedFailures
 from launcher.ranks.failure_class import (
     USER_EXCEPTIONS,
     FailureClass,
     certain_user_error,
     classify_failure,
     error_before_script,
+    error_location,
     machine_fault,
     repeated_errors,
-    where,
 )
 from launcher.ranks.report import format_report
 from launcher.rendezvous.messages import MountFault
-from launcher.supervise.failure_page import describe_failures, format_page
 from tests.unit.launcher.jobsim import make_failure
 
 HEAD = "Traceback (most recent call last):\n"
@@ -140,7 +140,7 @@ def test_nothing_is_compiled_when_a_failure_comes(monkeypatch: pytest.MonkeyPatc
     """A restart waits for its class."""
     for module in (exits, failure_class):
         monkeypatch.setattr(module, "_compiled", [])
-    failure_class.get_ready()
+    failure_class.compile_patterns()
 
     def compile_pattern(*_: object) -> None:
         raise AssertionError("it is late for that")
@@ -154,10 +154,10 @@ def test_nothing_is_compiled_when_a_failure_comes(monkeypatch: pytest.MonkeyPatc
 
 def test_where_is_the_innermost_line_that_is_not_of_a_package() -> None:
     failure = make_failure(0, traceback=HEAD + USERS + TORCHS + "torch.nn.BadError: no")
-    assert where(failure) == "BadError at /job/model.py:7"
-    assert where(make_failure(0, stderr_tail=("killed",))) == ""
+    assert error_location(failure) == "BadError at /job/model.py:7"
+    assert error_location(make_failure(0, stderr_tail=("killed",))) == ""
     only_torch = make_failure(0, traceback=HEAD + TORCHS + "ValueError: no")
-    assert where(only_torch) == ""
+    assert error_location(only_torch) == ""
 
 
 def test_of_chained_exceptions_the_first_counts() -> None:
@@ -187,11 +187,11 @@ def test_errors_that_may_pass_are_not(last: str) -> None:
 def test_anything_gives_a_class(message: str, traceback: str, status: int) -> None:
     failure = make_failure(0, status=status, message=message, traceback=traceback)
     assert classify_failure(failure).kind in FailureClass
-    assert len(where(failure)) <= 300
+    assert len(error_location(failure)) <= 300
     certain_user_error(failure)
 
 
-DAMAGED = (MountFault("image", "/store/packs/ab: block 7 has not the digest that the index says", True),)
+DAMAGED = (MountFault("image", "/store/packs/ab: block 7 does not match its digest in the index", True),)
 GONE = (MountFault("env", "block 3 did not come within 30 s", False),)
 
 
@@ -227,7 +227,7 @@ def test_a_mount_of_ours_that_cannot_be_read(
     if kind == "mount":
         assert verdict.why == ("the image" if mounts is DAMAGED else "the environment") + " could not be read"
     report = format_report("train.py", [failure])
-    page = format_page(describe_failures(Ordered((failure,), (), ())))
+    page = format_record(describe_failures(OrderedFailures((failure,), (), ())))
     for text in (report, page):
         assert mounts[0].why in text
         assert kind != "mount" or ("disk" not in text and "/dev/shm" not in text)
@@ -280,7 +280,7 @@ def test_errors_before_the_script(traceback: str, tail: list[str], found: str) -
 )
 def test_report_and_page_are_as_sure_of_a_class(status: int, changes: dict[str, str], sure: str) -> None:
     failure = make_failure(0, status=status, **changes)
-    record = describe_failures(Ordered((failure,), (), ()))
+    record = describe_failures(OrderedFailures((failure,), (), ()))
     assert record["class_sure"] == sure
     [line] = [each for each in format_report("t.py", [failure]).splitlines() if each.startswith("  class ")]
     assert (f", {sure} (" in line) == (sure != "certain")

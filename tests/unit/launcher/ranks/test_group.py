@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
-from launcher import inside
-from launcher.guard_client import Exited, GuardClient
+from launcher.in_rank import bootstrap as inside
+from launcher.monitor.samples.stats_page import StatsPageFile
 from launcher.ranks.failure_class import FailureClass, certain_user_error, classify_failure
 from launcher.ranks.group import GroupEvents, Rank, RankGroup
-from launcher.ranks.logs import RankLogs
+from launcher.ranks.output.logs import RankLogs
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
-from launcher.supervise.page import PageFile
+from launcher.supervisor.client import Exited, SupervisorClient
 
 WORLD = World(0, 0, 0, 1, 0, 2, 0, 2, "localhost", 1234)
 ERROR = """{"message": {"message": "%s", "extraInfo": {"py_callstack": "%s", "timestamp": "1"}}}"""
@@ -22,7 +22,7 @@ RAISED = "RuntimeError: CUDA error: an illegal memory access was encountered"
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:8929"
 
 
-class Guard:
+class Supervisor:
     """Takes orders."""
 
     def stop(self, signum: int, grace_s: float) -> None:
@@ -39,14 +39,14 @@ class Node:
         self.told: list[Failure] = []
         self.files = [folder / f"error-{number}.json" for number in range(2)]
         self.pages = [folder / f"page-{number}" for number in range(2)]
-        pages = [PageFile(str(path), "") for path in self.pages]
+        pages = [StatsPageFile(str(path), "") for path in self.pages]
         logs = [RankLogs(None, None, False, False, str(path)) for path in self.files]
         events = GroupEvents(*(lambda *_: None for _ in range(5)))._replace(failed=self.told.append)
         self.group = RankGroup(
             cast(LaunchSpec, None),
             WORLD,
             "node0",
-            cast(GuardClient, Guard()),
+            cast(SupervisorClient, Supervisor()),
             lambda ns: (ns, 0),
             events,
             [Rank(number, number, logs[number], "", page=pages[number]) for number in range(2)],

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.ranks import report
-from launcher.ranks.report import describe_first, format_ranks, format_report, machine_report
+from launcher.ranks.rank_list import format_ranks
+from launcher.ranks.report import describe_first, format_report
 
 from .failing import make_failure
 
@@ -42,8 +43,8 @@ def test_one_failure():
 
 def test_the_failures_page_is_named_in_the_box():
     text = format_report("train.py", [make_failure(1), make_failure(2)], page="/logs/\x1b[2Jfailure-0.txt")
-    (line,) = [line for line in text.splitlines() if line.startswith("  page")]
-    assert line == r"  page      : /logs/\x1b[2Jfailure-0.txt"
+    (line,) = [line for line in text.splitlines() if line.startswith("  record")]
+    assert line == r"  record    : /logs/\x1b[2Jfailure-0.txt"
     assert text.index("Root Cause") < text.index(line) < text.rindex("  traceback : ")
     assert "page  " not in format_report("train.py", [make_failure(1)])
 
@@ -103,14 +104,14 @@ def test_doubts_are_said():
     text = format_report(
         "t", [make_failure(7, error_ns=4_000_000), make_failure(3)], (3, 7), lost_nodes=("host9",)
     )
-    assert "  cannot tell which of ranks 3, 7 was first\n" in text
+    assert "  cannot determine which of ranks 3, 7 was first\n" in text
     assert "  lost node that may have failed first: host9\n" in text
     assert "(its order among nodes is known to 4 ms)" in text
 
 
 def test_a_rank_that_may_have_failed_after_a_node_was_lost() -> None:
     text = format_report("t", [make_failure(7)], (7,), lost_nodes=("host9",))
-    assert "  cannot tell whether rank 7 was first\n  lost node that may have failed first: host9\n" in text
+    assert "  cannot determine whether rank 7 was first\n  lost node that may have failed first: host9\n" in text
 
 
 def test_only_stopped_ranks():
@@ -149,17 +150,6 @@ def test_rank_lists_say_every_rank_once(ranks):
     assert read == sorted(ranks)
 
 
-def test_the_report_for_programs_is_json():
-    failures = [make_failure(1, status=-9), make_failure(0, message=CLOSED)]
-    data = json.loads(json.dumps(machine_report("t", 1, "ranks failed", failures, attempt=2)))
-    assert (data["first"], data["sure"], data["exit_status"], data["attempt"]) == ([1], True, 1, 2)
-    assert [failure["kind"] for failure in data["failures"]] == ["cause", "consequence"]
-    assert data["failures"][0]["signal"] == "SIGKILL"
-    assert data["failures"][1]["consequence_of"] == "gloo: peer closed"
-    data = machine_report("t", 1, "", failures, unsure=(3, 1))
-    assert (data["first"], data["sure"]) == ([1, 3], False)
-
-
 def test_bad_times_do_no_harm():
     assert "<N/A>" in report.format_report("t", [make_failure(wall_s=float("nan"))])
     assert "<N/A>" in report.format_report("t", [make_failure(wall_s=1e300)])
@@ -172,7 +162,7 @@ def test_the_first_failure_in_a_line():
     assert describe_first([first, other]) == line
     killed = describe_first([make_failure(1, node="node-a", status=-9, oom="no")])
     assert killed.startswith("rank 1 on node-a failed first (SIGKILL); class killed (SIGKILL, and not")
-    assert describe_first([first, other], [0, 3]).startswith("ranks 0, 3 failed first, in which order is not")
+    assert describe_first([first, other], [0, 3]).startswith("ranks 0, 3 failed first, in an unknown order")
     assert describe_first([make_failure(3, stopped_by_us=True)]) == ""
     assert describe_first([]) == ""
     assert "\x1b" not in describe_first([make_failure(3, node="\x1b[31m", status=1)])
@@ -182,9 +172,10 @@ def test_all_ranks_that_fail_alike_are_named_together():
     """A missing module, a typing error: whoever came to it first is no culprit."""
     alike = [make_failure(rank, traceback=TRACE, message="ValueError: boom") for rank in range(4)]
     assert describe_first(alike, world_size=4).startswith(
-        "ranks 0-3 failed alike, all there are; class user (ValueError at a.py:3)"
+        "ranks 0-3 failed alike, all ranks of the job; class user (ValueError at a.py:3)"
     )
-    assert "  ranks 0-3 failed alike: all there are\n" in format_report("t", alike, unsure=(0, 1), world_size=4)
+    whole = format_report("t", alike, unsure=(0, 1), world_size=4)
+    assert "  ranks 0-3 failed alike: all ranks of the job\n" in whole
     for other in (
         make_failure(3, traceback=TRACE.replace("line 3", "line 4"), message="ValueError: boom"),
         make_failure(3, stopped_by_us=True, traceback=TRACE, message="ValueError: boom"),
@@ -194,4 +185,4 @@ def test_all_ranks_that_fail_alike_are_named_together():
     for some, world_size in ((alike[:1], 1), (alike, 8), (alike, 0)):
         assert describe_first(some, world_size=world_size).startswith("rank 0"), "not all there are"
     lost = format_report("t", alike, unsure=(0, 1), lost_nodes=("b",), world_size=4)
-    assert "cannot tell which of ranks 0, 1 was first" in lost
+    assert "cannot determine which of ranks 0, 1 was first" in lost

@@ -55,7 +55,7 @@ def test_the_best_sample_is_kept_until_it_is_too_old() -> None:
     assert clock.map(later + 5000) == (later + 7000, 5006)
 
 
-def test_impossible_times_are_not_believed() -> None:
+def test_impossible_times_are_not_trusted() -> None:
     clock = JobClock()
     clock.add(100, 5, 5, 50)  # answered before it was asked
     clock.add(100, 50, 5, 200)

@@ -9,29 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.ladder import Step
+from launcher.coordinator.escalation import Step
 from launcher.rendezvous import codec
 from launcher.rendezvous.codec import FROM_COORDINATOR, FROM_MEMBER, CodecError, Kind, Message
 from launcher.rendezvous.messages import (
     BadFinding,
-    CheckTold,
-    ClockSays,
+    CheckReport,
+    ClockReading,
     Distributions,
+    EntryDigest,
     Environment,
     EventBatch,
     EventsDropped,
     Examine,
     Examined,
     Failure,
-    FailurePage,
+    FailureRecordMessage,
     Finish,
     FromCoordinator,
     FromMember,
     Identity,
     Join,
     Leave,
-    Mend,
-    Mended,
     MountFault,
     PairMeasured,
     PairNode,
@@ -41,7 +40,8 @@ from launcher.rendezvous.messages import (
     Ping,
     Pinned,
     RankFailed,
-    Runs,
+    RecoveryResult,
+    RecoveryStep,
     StepTaken,
     Stopped,
     World,
@@ -58,7 +58,7 @@ def kind_of(message: Message) -> Kind:
 def there_and_back(message: Message) -> Any:
     tag, payload = codec.encode(message)
     kind = kind_of(message)
-    assert kind.tag == tag and len(payload) <= kind.most_bytes
+    assert kind.tag == tag and len(payload) <= kind.max_bytes
     return codec.decode(kind, payload)
 
 
@@ -85,7 +85,7 @@ joins = st.builds(
     numbers,
     st.integers(0, 65535),
     st.booleans(),
-    st.builds(Runs, text, *[st.text("0123456789abcdef", max_size=64)] * 3),
+    st.builds(EntryDigest, text, *[st.text("0123456789abcdef", max_size=64)] * 3),
 )
 failures = st.builds(
     Failure,
@@ -126,7 +126,7 @@ worlds = st.builds(
 @given(
     st.one_of(
         joins,
-        st.builds(Ping, st.integers(0, 2**60)),
+        st.builds(Ping, st.integers(0, 2**60), st.integers(0, 2**60)),
         st.builds(RankFailed, numbers, failures),
         st.builds(
             Stopped,
@@ -142,13 +142,13 @@ worlds = st.builds(
         st.builds(PairPort, numbers, text, st.integers(0, 65535)),
         st.builds(PairOrder, numbers, numbers, st.lists(pair_nodes, max_size=64).map(tuple)),
         st.builds(PairResult, numbers, st.lists(pairs_measured, max_size=15).map(tuple)),
-        st.builds(ClockSays, st.integers(-(2**61), 2**61), st.integers(0, 2**61), st.integers(0, 2**61)),
-        st.builds(CheckTold, st.booleans(), st.booleans(), *[text] * 4, *[st.none() | floats] * 2, text, text),
-        st.builds(FailurePage, numbers, st.binary(max_size=9000)),
+        st.builds(ClockReading, st.integers(-(2**61), 2**61), st.integers(0, 2**61), st.integers(0, 2**61)),
+        st.builds(CheckReport, st.booleans(), st.booleans(), *[text] * 4, *[st.none() | floats] * 2, text, text),
+        st.builds(FailureRecordMessage, numbers, st.binary(max_size=9000)),
         st.builds(Examine, numbers, st.floats(0, 86400), st.booleans()),
         st.builds(Examined, numbers, st.floats(0, 86400), text),
         st.builds(
-            Mend,
+            RecoveryStep,
             numbers,
             STEPS,
             st.floats(0, 86400),
@@ -158,7 +158,7 @@ worlds = st.builds(
             st.lists(text, max_size=9).map(tuple),
         ),
         st.builds(
-            Mended,
+            RecoveryResult,
             numbers,
             STEPS,
             st.booleans(),
@@ -181,8 +181,8 @@ worlds = st.builds(
         st.builds(
             EventBatch,
             st.binary(max_size=9000),
-            st.integers(0, codec.MOST_RAW_EVENTS_BYTES),
-            st.integers(0, codec.MOST_EVENT_LINES),
+            st.integers(0, codec.MAX_RAW_EVENTS_BYTES),
+            st.integers(0, codec.MAX_EVENT_LINES),
             *[st.integers(0, 2**61)] * 3,
             st.builds(EventsDropped, *[st.integers(0, 2**60)] * 4),
         ),
@@ -256,7 +256,7 @@ def test_numbers_that_are_none_are_refused() -> None:
         codec.decode(kind_of(bad), msgspec.msgpack.encode(bad))
 
 
-EVENTS = EventBatch(bytes(codec.MOST_EVENTS_BYTES), 2**20, 8192, *[2**61] * 3, EventsDropped(*[2**60] * 4))
+EVENTS = EventBatch(bytes(codec.MAX_EVENTS_BYTES), 2**20, 8192, *[2**61] * 3, EventsDropped(*[2**60] * 4))
 
 
 def test_the_largest_batch_of_events_fits() -> None:
@@ -266,7 +266,7 @@ def test_the_largest_batch_of_events_fits() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"data": bytes(codec.MOST_EVENTS_BYTES + 1)},
+        {"data": bytes(codec.MAX_EVENTS_BYTES + 1)},
         {"raw_bytes": 2**20 + 1},
         {"raw_bytes": -1},
         {"lines": 8193},

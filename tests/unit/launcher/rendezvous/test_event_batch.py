@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.events import BEAT_MARK, EventWriter, Stage
-from launcher.rendezvous.codec import MOST_EVENT_LINES, MOST_EVENTS_BYTES, MOST_RAW_EVENTS_BYTES
+from launcher.rendezvous.codec import MAX_EVENT_LINES, MAX_EVENTS_BYTES, MAX_RAW_EVENTS_BYTES
 from launcher.rendezvous.event_batch import (
     AIM_BYTES,
-    BEATS_BURST_BYTES,
     BURST_BYTES,
-    MOST_LINE_BYTES,
+    HEARTBEATS_BURST_BYTES,
+    MAX_LINE_BYTES,
     RATE_BYTES_S,
-    Allowance,
-    Drops,
-    Sieve,
+    DropCounts,
+    EventRateLimits,
+    TokenBucket,
     pack,
     unpack,
 )
@@ -34,7 +34,7 @@ class TestAllowance:
     def test_no_more_passes_than_the_burst_and_the_rate(
         self, rate: int, burst: int, steps: list[tuple[float, int]]
     ) -> None:
-        allowance = Allowance(rate, burst, 0.0)
+        allowance = TokenBucket(rate, burst, 0.0)
         now_s, passed = 0.0, 0
         for pause_s, size in steps:
             now_s += pause_s
@@ -44,14 +44,14 @@ class TestAllowance:
         assert passed <= burst + rate * now_s + 1e-6 * (1 + passed)
 
     def test_what_is_owed_is_paid_first(self) -> None:
-        allowance = Allowance(10, 100, 0.0)
+        allowance = TokenBucket(10, 100, 0.0)
         allowance.take(150)
         assert allowance.left(4.0) == -10
         assert allowance.left(6.0) == 10
         assert allowance.left(1000.0) == 100
 
     def test_a_clock_that_goes_back_gives_nothing(self) -> None:
-        allowance = Allowance(10, 100, 50.0)
+        allowance = TokenBucket(10, 100, 50.0)
         allowance.take(100)
         assert allowance.left(10.0) == 0
         assert allowance.left(51.0) == 10
@@ -59,40 +59,40 @@ class TestAllowance:
 
 class TestSieve:
     def test_heartbeats_beyond_their_rate_are_counted_and_nothing_else_is(self) -> None:
-        drops = Drops()
-        sieve = Sieve(2, drops, 0.0)
+        drops = DropCounts()
+        sieve = EventRateLimits(2, drops, 0.0)
         lines = [BEAT] * 10_000
         lines[7_000] = START
-        kept = sieve.sift(lines, 0.0)
+        kept = sieve.select_lines(lines, 0.0)
         assert START in kept
-        assert sum(len(line) + 1 for line in kept if line == BEAT) <= BEATS_BURST_BYTES
+        assert sum(len(line) + 1 for line in kept if line == BEAT) <= HEARTBEATS_BURST_BYTES
         assert drops.told() == (10_000 - len(kept), 0, 0, 0)
         assert sieve.has_room(0.0)
 
     def test_their_rate_is_shared_by_the_nodes(self) -> None:
-        def beats_after_a_while(nodes: int) -> int:
-            sieve = Sieve(nodes, Drops(), 0.0)
-            sieve.sift([BEAT] * 10_000, 0.0)
-            return len(sieve.sift([BEAT] * 10_000, 60.0 if nodes > 1000 else 0.1))
+        def heartbeats_after_a_while(nodes: int) -> int:
+            sieve = EventRateLimits(nodes, DropCounts(), 0.0)
+            sieve.select_lines([BEAT] * 10_000, 0.0)
+            return len(sieve.select_lines([BEAT] * 10_000, 60.0 if nodes > 1000 else 0.1))
 
-        assert beats_after_a_while(2) > beats_after_a_while(10) > 0
+        assert heartbeats_after_a_while(2) > heartbeats_after_a_while(10) > 0
         # No node is silenced for good.
-        assert 60 * 256 * 0.9 < beats_after_a_while(100_000) * (len(BEAT) + 1) <= 60 * 256 * 1.1
+        assert 60 * 256 * 0.9 < heartbeats_after_a_while(100_000) * (len(BEAT) + 1) <= 60 * 256 * 1.1
 
     def test_other_lines_wait_in_their_files_when_there_are_too_many(self) -> None:
-        sieve = Sieve(2, Drops(), 0.0)
+        sieve = EventRateLimits(2, DropCounts(), 0.0)
         count = BURST_BYTES // (len(START) + 1) + 2
-        assert len(sieve.sift([START] * count, 0.0)) == count
+        assert len(sieve.select_lines([START] * count, 0.0)) == count
         assert not sieve.has_room(0.0)
         assert sieve.has_room(200 / RATE_BYTES_S)
 
     def test_long_lines_and_pieces_of_lines_are_counted(self) -> None:
-        drops = Drops()
-        lines = [START + b" " * MOST_LINE_BYTES, b"", b'stant"}', START]
-        assert Sieve(1, drops, 0.0).sift(lines, 0.0) == [START]
+        drops = DropCounts()
+        lines = [START + b" " * MAX_LINE_BYTES, b"", b'stant"}', START]
+        assert EventRateLimits(1, drops, 0.0).select_lines(lines, 0.0) == [START]
         assert drops.told() == (0, 1, 0, 2)
 
-    def test_what_our_writers_write_is_told_apart(self, tmp_path) -> None:
+    def test_what_our_writers_write_is_reported_apart(self, tmp_path) -> None:
         path = os.fspath(tmp_path / "events")
         writer = EventWriter(path, 'an "odd" run', "nöde")
         writer.scalar(None, "heartbeat", 3)
@@ -101,7 +101,7 @@ class TestSieve:
         writer.close()
         lines = (tmp_path / "events").read_bytes().splitlines()
         assert [BEAT_MARK in line for line in lines] == [True, False, False]
-        assert Sieve(1, Drops(), 0.0).sift(lines, 0.0) == lines
+        assert EventRateLimits(1, DropCounts(), 0.0).select_lines(lines, 0.0) == lines
 
 
 some_lines = st.lists(st.binary(max_size=300).map(lambda data: data.replace(b"\n", b"x")), max_size=80)
@@ -114,8 +114,8 @@ class TestBatches:
         rest = list(lines)
         while rest:
             packed = pack(rest)
-            assert packed.lines > 0 and len(packed.data) <= MOST_EVENTS_BYTES
-            assert packed.raw_bytes <= MOST_RAW_EVENTS_BYTES
+            assert packed.lines > 0 and len(packed.data) <= MAX_EVENTS_BYTES
+            assert packed.raw_bytes <= MAX_RAW_EVENTS_BYTES
             part = unpack(*packed)
             assert part is not None and len(part) == packed.lines
             found += part
@@ -127,12 +127,12 @@ class TestBatches:
     def test_lines_that_do_not_get_smaller_go_in_several_batches(self) -> None:
         lines = [os.urandom(4000).replace(b"\n", b"x") for _ in range(100)]
         packed = pack(lines)
-        assert 0 < packed.lines < 40 and len(packed.data) <= MOST_EVENTS_BYTES
+        assert 0 < packed.lines < 40 and len(packed.data) <= MAX_EVENTS_BYTES
 
     def test_a_batch_is_of_moderate_size(self) -> None:
         packed = pack([START] * 100_000)
-        assert packed.raw_bytes <= AIM_BYTES and packed.lines <= MOST_EVENT_LINES
-        assert pack([b"x"] * 100_000).lines == MOST_EVENT_LINES
+        assert packed.raw_bytes <= AIM_BYTES and packed.lines <= MAX_EVENT_LINES
+        assert pack([b"x"] * 100_000).lines == MAX_EVENT_LINES
         assert pack([b"y" * (2 * AIM_BYTES)]).lines == 1
 
     @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ class TestBatches:
             (zlib.compress(b"a\nb"), 3, 1),
             (zlib.compress(b"a\nb\n")[:-1], 4, 2),
             (zlib.compress(b"a\nb\n") + b"more", 4, 2),
-            (zlib.compress(b"\n" * (MOST_EVENT_LINES + 1)), MOST_EVENT_LINES + 1, MOST_EVENT_LINES + 1),
+            (zlib.compress(b"\n" * (MAX_EVENT_LINES + 1)), MAX_EVENT_LINES + 1, MAX_EVENT_LINES + 1),
         ],
     )
     def test_batches_that_are_not_what_they_say(self, data: bytes, raw_bytes: int, lines: int) -> None:
@@ -158,15 +158,15 @@ class TestBatches:
     def test_a_bomb_takes_no_memory(self) -> None:
         compressor = zlib.compressobj(9)
         bomb = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(60)) + compressor.flush()
-        assert len(bomb) <= MOST_EVENTS_BYTES
+        assert len(bomb) <= MAX_EVENTS_BYTES
         tracemalloc.start()
         try:
-            for said in (5, MOST_RAW_EVENTS_BYTES, 60 << 20):
+            for said in (5, MAX_RAW_EVENTS_BYTES, 60 << 20):
                 assert unpack(bomb, said, 1) is None
             most = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert most < 8 * MOST_RAW_EVENTS_BYTES
+        assert most < 8 * MAX_RAW_EVENTS_BYTES
 
     @given(st.binary(max_size=200), st.integers(-1, 5000), st.integers(-1, 100))
     def test_any_bytes_are_lines_or_nothing(self, data: bytes, raw_bytes: int, lines: int) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from bootseer.events import VERSION, Event, parse_event, to_json
 from launcher.rendezvous import event_lines
 from launcher.rendezvous.clock import UNKNOWN_NS
-from launcher.rendezvous.event_batch import MOST_LINE_BYTES
-from launcher.rendezvous.event_lines import Source, vet, write_event
+from launcher.rendezvous.event_batch import MAX_LINE_BYTES
+from launcher.rendezvous.event_lines import LineSender, validate_line, write_event
 
-SOURCE = Source("job", "node-a", 1000, 501_000, 40)
+SOURCE = LineSender("job", "node-a", 1000, 501_000, 40)
 GOOD: dict[str, Any] = {
     "v": 1, "wall_ns": 5, "mono_ns": 900, "run_id": "job", "node": "someone-else", "rank": 3, "attempt": 0,
     "stage": "spawn", "kind": "instant", "name": "script",
@@ -26,8 +26,8 @@ def line(**fields: Any) -> bytes:
     return json.dumps({**GOOD, **fields}).encode()
 
 
-def vetted(data: bytes, source: Source = SOURCE) -> Event | None:
-    found = vet(data, source)
+def vetted(data: bytes, source: LineSender = SOURCE) -> Event | None:
+    found = validate_line(data, source)
     if found is None:
         return None
     assert found.line.endswith(b"\n") and found.line.count(b"\n") == 1
@@ -52,12 +52,12 @@ def test_the_error_grows_with_the_distance() -> None:
 
 
 def test_at_the_coordinator_there_is_one_clock() -> None:
-    event = vetted(line(mono_ns=77), Source("job", "n", 1000, 1000, 0))
+    event = vetted(line(mono_ns=77), LineSender("job", "n", 1000, 1000, 0))
     assert event is not None and (event.job_ns, event.job_error_ns) == (77, 0)
 
 
 def test_clocks_that_were_never_compared_say_nothing() -> None:
-    event = vetted(line(job_ns=5, job_error_ns=0), Source("job", "n", 1000, 1000, UNKNOWN_NS))
+    event = vetted(line(job_ns=5, job_error_ns=0), LineSender("job", "n", 1000, 1000, UNKNOWN_NS))
     assert event is not None and (event.job_ns, event.job_error_ns) == (None, None)
 
 
@@ -90,7 +90,7 @@ def test_every_event_of_the_run_gets_through_as_it_was(event: Event) -> None:
 @given(events)
 def test_both_ways_of_vetting_say_the_same(event: Event) -> None:
     written = write_event(event)[:-1]
-    fast, slow = vet(written, SOURCE), event_lines._vet_slowly(written, SOURCE)
+    fast, slow = validate_line(written, SOURCE), event_lines._vet_slowly(written, SOURCE)
     assert fast is not None and slow is not None
     assert parse_event(fast.line) == parse_event(slow.line)
     assert fast.is_beat == slow.is_beat
@@ -107,13 +107,13 @@ changes = st.sampled_from(
 
 @given(changes)
 def test_what_is_no_event_of_this_run_is_nothing(change: tuple[str, Any]) -> None:
-    assert vet(line(**dict([change])), SOURCE) is None
+    assert validate_line(line(**dict([change])), SOURCE) is None
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_field_that_every_event_has_is_missing(name: str) -> None:
     fields = {key: value for key, value in GOOD.items() if key != name}
-    assert vet(json.dumps(fields).encode(), SOURCE) is None
+    assert validate_line(json.dumps(fields).encode(), SOURCE) is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_field_that_every_event_has_is_missing(name: str) -> None:
         b"\xff\xfe",
         line()[:-5],
         line() + line(),
-        line(name="x" * MOST_LINE_BYTES),
+        line(name="x" * MAX_LINE_BYTES),
         b"[" * 5000,
         b'{"a":' * 3000,
         line(attrs={"deep": json.loads("[" * 900 + "]" * 900)}),
@@ -136,12 +136,12 @@ def test_a_field_that_every_event_has_is_missing(name: str) -> None:
 def test_junk_is_nothing_or_an_event(data: bytes) -> None:
     vetted(data)
     if not data.startswith(b'{"v"'):
-        assert vet(data, SOURCE) is None
+        assert validate_line(data, SOURCE) is None
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes(data: bytes) -> None:
-    assert vet(data, SOURCE) is None
+    assert validate_line(data, SOURCE) is None
 
 
 def test_what_only_module_json_takes_gets_through() -> None:
@@ -152,7 +152,7 @@ def test_what_only_module_json_takes_gets_through() -> None:
 
 
 def test_fields_that_nobody_knows_stay_behind() -> None:
-    found = vet(line(later={"x": 1}), SOURCE)
+    found = validate_line(line(later={"x": 1}), SOURCE)
     assert found is not None and b"later" not in found.line
 
 

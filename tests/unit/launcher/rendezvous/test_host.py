@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from launcher.job import Job, JobRules
-from launcher.loop import Loop
+from launcher.base.loop import Loop
+from launcher.coordinator.job import Job, JobRules
 from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
     EventBatch,

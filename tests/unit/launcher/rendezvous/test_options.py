@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
-from launcher.cli import parse
+from launcher.cli.parser import parse
 from launcher.rendezvous.options import (
-    Meeting,
+    RendezvousPlace,
     find_meeting,
     parse_conf,
     parse_endpoint,
@@ -20,7 +20,7 @@ from launcher.rendezvous.options import (
 )
 
 
-def meeting_of(*argv: str) -> tuple[Meeting, list[str]]:
+def meeting_of(*argv: str) -> tuple[RendezvousPlace, list[str]]:
     warnings: list[str] = []
     args = parse([*argv, "script.py"], {})
     return find_meeting(args, parse_conf(args.rdzv_conf), warnings), warnings
@@ -74,7 +74,7 @@ def test_any_text_is_an_endpoint_or_refused(text: str) -> None:
 def test_one_node_with_nothing_given_is_as_standalone() -> None:
     for argv in ((), ("--standalone",)):
         meeting, warnings = meeting_of(*argv)
-        assert meeting == Meeting("c10d", 1, 1, ("localhost", 0), "", True, None, None)
+        assert meeting == RendezvousPlace("c10d", 1, 1, ("localhost", 0), "", True, None, None)
         assert warnings == []
 
 
@@ -88,14 +88,14 @@ def test_standalone_says_what_it_overrides() -> None:
 
 def test_static() -> None:
     meeting, _ = meeting_of("--nnodes=2", "--node-rank=1", "--master-addr=head", "--rdzv-id=j")
-    assert meeting == Meeting("static", 2, 2, ("head", 29500), "j", False, ("head", 29500), 1)
+    assert meeting == RendezvousPlace("static", 2, 2, ("head", 29500), "j", False, ("head", 29500), 1)
     assert meeting_of("--nnodes=2", "--master-addr=fd00::1", "--master-port=7")[0].master == ("fd00::1", 7)
     assert meeting_of("--nnodes=2", "--rdzv-endpoint=a:8", "--master-addr=b")[0].master == ("a", 8)
 
 
 def test_static_on_one_node_with_a_port() -> None:
     meeting, _ = meeting_of("--master-port=1234")
-    assert meeting == Meeting("static", 1, 1, ("127.0.0.1", 1234), "none", True, ("127.0.0.1", 1234), 0)
+    assert meeting == RendezvousPlace("static", 1, 1, ("127.0.0.1", 1234), "none", True, ("127.0.0.1", 1234), 0)
 
 
 def test_static_waits_for_all_nodes() -> None:
@@ -112,7 +112,7 @@ def test_node_ranks_of_static_must_fit(rank: str) -> None:
 
 def test_c10d() -> None:
     meeting, warnings = meeting_of(*C10D, "--nnodes=1:4", "--rdzv-endpoint=head", "--node-rank=3")
-    assert meeting == Meeting("c10d", 1, 4, ("head", 29400), "none", False, None, 3)
+    assert meeting == RendezvousPlace("c10d", 1, 4, ("head", 29400), "none", False, None, 3)
     assert warnings == []
     assert meeting_of(*C10D, "--nnodes=2", "--rdzv-endpoint=head")[0].node_rank is None
     assert meeting_of(*C10D, "--nnodes=2", "--rdzv-endpoint=head", "--node-rank=0")[0].node_rank == 0

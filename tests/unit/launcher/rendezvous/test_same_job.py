@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rendezvous.messages import Runs
+from launcher.rendezvous.messages import EntryDigest
 from launcher.rendezvous.same_job import describe, describe_difference, is_same, plain_args
 from tests.unit.launcher.jobsim import Sim, make_rules
 
@@ -45,7 +45,7 @@ def test_a_script_is_the_same_by_path_or_by_content(tmp_path: Path, monkeypatch:
     assert is_same(base, describe("script", "t.py", ["x"], "n"))
 
 
-def test_modules_and_programs_are_told_apart_by_name() -> None:
+def test_modules_and_programs_are_reported_apart_by_name() -> None:
     assert is_same(describe("module", "pkg.train", [], "a"), describe("module", "pkg.train", [], "b"))
     assert not is_same(describe("module", "pkg.train", [], "a"), describe("module", "pkg.eval", [], "a"))
     assert describe("program", "no-such-program", [], "a").content == ""
@@ -61,8 +61,8 @@ def test_both_are_shown_without_their_secrets(monkeypatch: pytest.MonkeyPatch) -
     assert "another job 'run': it runs `-m train --api-key (secret)" in line and "this node `t.py --lr 2`" in line
 
 
-def other(**changes: object) -> Runs:
-    return Runs("t.py --lr 1", "p", "c", "a")._replace(**changes)  # type: ignore[arg-type]
+def other(**changes: object) -> EntryDigest:
+    return EntryDigest("t.py --lr 1", "p", "c", "a")._replace(**changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def other(**changes: object) -> Runs:
         (other(place="q", content="d"), {}, True),
         (other(args="b", shown="t.py --lr 2"), {}, True),
         (other(args="b"), {"role": "reader"}, False),
-        (Runs(), {}, False),
+        (EntryDigest(), {}, False),
     ],
 )
 @pytest.mark.parametrize("when", ["gathering", "running"])
 def test_who_runs_something_else_is_refused_whenever_it_comes(
-    runs: Runs, changes: dict[str, object], is_refused: bool, when: str
+    runs: EntryDigest, changes: dict[str, object], is_refused: bool, when: str
 ) -> None:
     sim = Sim(make_rules(min_nodes=1 if when == "running" else 2, max_nodes=1 if when == "running" else 2))
     sim.join(1, runs=other())
@@ -106,7 +106,7 @@ def test_a_node_that_was_refused_does_not_say_what_the_job_runs() -> None:
     assert sim.ranks() == {2: 0, 3: 1}
 
 
-def test_the_working_folder_counts_where_the_script_lies_there(tmp_path: Path) -> None:
+def test_the_working_directory_counts_where_the_script_lies_there(tmp_path: Path) -> None:
     assert (
         describe("script", "t.py", [], "n").place
         != describe("script", os.fspath(tmp_path / "t.py"), [], "n").place

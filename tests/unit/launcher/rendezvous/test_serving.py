@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from launcher.loop import Loop
+from launcher.base.loop import Loop
 from launcher.rendezvous.messages import PeerNodes, PeerServes
-from launcher.rendezvous.serving import GROUP_NODES, Serving
+from launcher.rendezvous.serving import GROUP_NODES, ServingNodes
 
 
 class Bed:
     def __init__(self) -> None:
         self.loop = Loop()
         self.told: list[tuple[int, PeerNodes]] = []
-        self.serving = Serving(self.loop, lambda node, found: self.told.append((node, found)))
+        self.serving = ServingNodes(self.loop, lambda node, found: self.told.append((node, found)))
 
     def serve(self, node: int, port: int = 7000, address: str = "10.0.0.1") -> None:
         self.serving.receive(node, PeerServes(f"host{node}", address, port))
@@ -24,7 +24,7 @@ class Bed:
         return told
 
 
-def test_all_that_serve_are_told_of_each_other_once() -> None:
+def test_all_that_serve_are_reported_of_each_other_once() -> None:
     bed = Bed()
     for node in (2, 0, 5):
         bed.serve(node, 7000 + node)
@@ -37,7 +37,7 @@ def test_all_that_serve_are_told_of_each_other_once() -> None:
     assert bed.settle() == []
 
 
-def test_who_goes_is_no_longer_told_of() -> None:
+def test_who_goes_is_no_longer_reported_of() -> None:
     bed = Bed()
     for node in range(3):
         bed.serve(node)
@@ -72,7 +72,7 @@ def test_groups_are_bounded_and_stay() -> None:
     assert {node for node, _ in bed.settle()} == set(range(GROUP_NODES)) - {3}  # the other group hears nothing
 
 
-def test_nothing_is_told_when_all_have_gone() -> None:
+def test_nothing_is_reported_when_all_have_gone() -> None:
     bed = Bed()
     for node in range(2):
         bed.serve(node)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.rendezvous.messages import Note, Ping, Started
-from launcher.rendezvous.session import MOST_UNHEARD, Session
+from launcher.rendezvous.session import MAX_UNCONFIRMED, MessageSession
 
 STEPS = st.lists(st.sampled_from(["send", "arrive", "lose", "hear"]), max_size=200)
 
 
 @given(STEPS)
 def test_nothing_is_lost_and_nothing_comes_twice(steps: list[str]) -> None:
-    here, there = Session(), Session()
+    here, there = MessageSession(), MessageSession()
     on_the_way: list[Note] = []
     sent: list[Note] = []
     arrived: list[Note] = []
@@ -34,14 +34,14 @@ def test_nothing_is_lost_and_nothing_comes_twice(steps: list[str]) -> None:
 
 
 def test_what_belongs_to_a_connection_is_not_counted() -> None:
-    session = Session()
+    session = MessageSession()
     session.sends(Ping(1))
     session.receives(Ping(1))
     assert (session.missing(), session.received) == ([], 0)
 
 
 def test_counts_that_cannot_be_change_nothing() -> None:
-    session = Session()
+    session = MessageSession()
     session.sends(Started(0, 0.0))
     for count in (-5, 0, 2, 2**60):
         session.heard(count)
@@ -51,7 +51,7 @@ def test_counts_that_cannot_be_change_nothing() -> None:
 
 
 def test_another_coordinator_counts_from_what_was_said_early() -> None:
-    session = Session()
+    session = MessageSession()
     session.sends(Started(0, 0.0))
     session.receives(Note("of the first one"))
     assert session.begin() == [Started(0, 0.0)]
@@ -61,8 +61,8 @@ def test_another_coordinator_counts_from_what_was_said_early() -> None:
 
 
 def test_who_is_far_behind_is_known() -> None:
-    session = Session()
-    for _ in range(MOST_UNHEARD):
+    session = MessageSession()
+    for _ in range(MAX_UNCONFIRMED):
         session.sends(Started(0, 0.0))
     assert not session.is_far_behind
     session.sends(Started(0, 0.0))

@@ -82,8 +82,8 @@ class TestHandshake:
     @given(secrets, places)
     def test_it_agrees_in_any_pieces(self, secret: bytes | None, cuts: list[int]) -> None:
         member, coordinator = make_pair(secret)
-        told_member, told_coordinator, _, _ = shake(member, coordinator, cuts)
-        assert told_member == told_coordinator == [Established()]
+        reported_member, reported_coordinator, _, _ = shake(member, coordinator, cuts)
+        assert reported_member == reported_coordinator == [Established()]
         assert member.is_open and coordinator.is_open
         assert (member.peer_version, coordinator.peer_version) == ("1.0", "1.0")
 
@@ -93,10 +93,10 @@ class TestHandshake:
         assert b"a very secret" not in up + down
         assert hashlib.sha256(b"a very secret text").digest() not in up + down
 
-    def test_another_secret_is_told_on_both_sides(self) -> None:
+    def test_another_secret_is_reported_on_both_sides(self) -> None:
         member, coordinator = make_pair(SECRET, b"another secret!!")
-        told_member, told_coordinator, up, down = shake(member, coordinator)
-        for told in (told_member, told_coordinator):
+        reported_member, reported_coordinator, up, down = shake(member, coordinator)
+        for told in (reported_member, reported_coordinator):
             assert [type(event) for event in told] == [Broken]
             assert isinstance(told[0], Broken) and told[0].trouble is Trouble.SECRET
             assert "another secret than this node" in told[0].reason
@@ -105,7 +105,7 @@ class TestHandshake:
         assert len(down) == len(up) - 32 + 1
 
     @pytest.mark.parametrize(("ours", "theirs"), [(SECRET, None), (None, SECRET)])
-    def test_a_secret_on_one_side_only_is_told_on_both(self, ours: bytes | None, theirs: bytes | None) -> None:
+    def test_a_secret_on_one_side_only_is_reported_on_both(self, ours: bytes | None, theirs: bytes | None) -> None:
         told = shake(*make_pair(ours, theirs))[:2]
         texts = []
         for events in told:
@@ -191,7 +191,7 @@ class TestHandshake:
         assert words in events[0].reason
         assert words in describe_foreign(data)
 
-    def test_an_end_before_the_handshake_is_told(self) -> None:
+    def test_an_end_before_the_handshake_is_reported(self) -> None:
         told = Wire(False, None, "1.0", b"n" * 32).end()
         assert isinstance(told[0], Broken) and told[0].trouble is Trouble.CUT
         wire = Wire(False, None, "1.0", b"n" * 32)
@@ -256,7 +256,7 @@ class TestFrames:
         events = other_coordinator.receive(member.pack(JOIN))
         assert isinstance(events[0], Broken) and events[0].trouble is Trouble.BROKEN
 
-    def test_a_cut_inside_a_message_is_told(self) -> None:
+    def test_a_cut_inside_a_message_is_reported(self) -> None:
         member, coordinator = open_pair()
         assert coordinator.receive(member.pack(JOIN)[:-1]) == []
         told = coordinator.end()
@@ -269,7 +269,7 @@ class TestFrames:
     ) -> None:
         _, coordinator = open_pair(secret)
         events = coordinator.receive(length.to_bytes(4, "big") + bytes([tag]))
-        too_long = tag not in codec.FROM_MEMBER or length > codec.MOST_PAYLOAD_BYTES
+        too_long = tag not in codec.FROM_MEMBER or length > codec.MAX_PAYLOAD_BYTES
         if too_long:
             assert isinstance(events[0], Broken)
             assert "at most" in events[0].reason or "unknown type" in events[0].reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.rules.clocks import Clocks
+from launcher.rules.clocks import LineDeadlines
 from launcher.rules.rule import Rule
 
 BOTH = Rule("a", "x", must_start_within_s=10.0, must_recur_within_s=3.0)
@@ -13,8 +13,8 @@ RECURS = Rule("a", "x", must_recur_within_s=3.0)
 STARTS = Rule("a", "x", must_start_within_s=10.0)
 
 
-def clocks_of(rule: Rule, now_s: float = 0.0) -> Clocks:
-    clocks = Clocks()
+def clocks_of(rule: Rule, now_s: float = 0.0) -> LineDeadlines:
+    clocks = LineDeadlines()
     clocks.begin(rule, 0, now_s)
     return clocks
 
@@ -24,7 +24,7 @@ def test_a_line_that_never_comes_is_late_once() -> None:
     assert clocks.deadline_s() == 10.0
     assert clocks.take_late(9.9) == []
     (late,) = clocks.take_late(10.0)
-    assert (late.rank, late.why) == (0, "no line that fits within 10 s of the ranks' start")
+    assert (late.rank, late.why) == (0, "no matching line within 10 s of the ranks' start")
     assert clocks.take_late(1000.0) == []
     assert clocks.deadline_s() is None
 
@@ -33,7 +33,7 @@ def test_a_line_that_comes_has_to_come_again_if_that_is_asked_for() -> None:
     clocks = clocks_of(BOTH)
     clocks.matched(BOTH, 0, 9.0)
     assert clocks.take_late(11.9) == []
-    assert clocks.take_late(12.0)[0].why == "no line that fits again within 3 s of the last"
+    assert clocks.take_late(12.0)[0].why == "no further matching line within 3 s of the last"
     clocks.matched(BOTH, 0, 50.0)
     assert clocks.deadline_s() == 53.0
     once = clocks_of(STARTS)
@@ -58,7 +58,7 @@ def test_a_start_begins_it_and_a_stop_ends_it() -> None:
     clocks.stopped(rule, 0)
     assert clocks.deadline_s() is None
     clocks.started(rule, 0, 100.0)
-    assert clocks.take_late(110.0)[0].why == "no line that fits within 10 s of the rule's start"
+    assert clocks.take_late(110.0)[0].why == "no matching line within 10 s of the rule's start"
 
 
 def test_what_was_not_read_and_who_has_ended_is_not_late() -> None:

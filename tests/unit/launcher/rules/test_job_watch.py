@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from launcher.rules.job_watch import (
-    ANY_LOOK_S,
-    MOST_NAMES,
-    MOST_TOLD,
+    ANY_SCAN_S,
+    MAX_NAMES,
+    MAX_REPORTED,
     NODES_A_SECOND,
     SEEN_SHARE,
     SLACK_S,
-    Finding,
+    JobRuleFinding,
     RuleWatch,
     seen_every_s,
 )
@@ -45,7 +45,7 @@ def test_time_counts_from_when_all_nodes_watch() -> None:
     assert watch.deadline_s() == pytest.approx(105.0 + 10.0 * (1 + SEEN_SHARE) + slack_s)
     (late,) = watch.tick(130.0)
     assert (late.rule, late.action, late.rank) == ("step", "restart", -1)
-    assert late.line == "rule 'step': no line that fits within 10 s of the ranks' start"
+    assert late.line == "rule 'step': no matching line within 10 s of the ranks' start"
     assert watch.tick(1000.0) == []
 
 
@@ -68,14 +68,14 @@ def test_a_node_whose_ranks_have_ended_before_all_watch() -> None:
     assert watch.deadline_s() is None
 
 
-def test_any_word_is_heard_without_harm() -> None:
+def test_any_word_is_received_without_harm() -> None:
     watch = RuleWatch([STEP])
     watch.attempt_began(2)
     for number in range(1000):
         watch.seen("step", f"what{number}", 1.0)
     for _ in range(2):
         watch.seen("step", "watch", 2.0)
-    assert [late.why for late in watch.tick(100.0)] == ["no line that fits within 10 s of the ranks' start"]
+    assert [late.why for late in watch.tick(100.0)] == ["no matching line within 10 s of the ranks' start"]
 
 
 def test_where_a_node_sees_nothing_nothing_is_awaited() -> None:
@@ -117,19 +117,22 @@ def test_rules_of_nodes_are_not_watched_here() -> None:
     assert watch.deadline_s() is None
 
 
-def test_few_findings_of_a_rule_are_told_in_an_attempt() -> None:
+def test_few_findings_of_a_rule_are_reported_in_an_attempt() -> None:
     watch = watching()
-    finding = Finding("a", "", "report", 3, "what")
-    assert [watch.is_news(finding) for _ in range(10)] == [True] * MOST_TOLD + [False] * (10 - MOST_TOLD)
+    finding = JobRuleFinding("a", "", "report", 3, "what")
+    assert [watch.is_news(finding) for _ in range(10)] == [True] * MAX_REPORTED + [False] * (10 - MAX_REPORTED)
     assert watch.is_news(finding._replace(rule="b"))
     watch.attempt_began(1)
     assert watch.is_news(finding)
-    named = [watch.is_news(finding._replace(rule=str(number))) for number in range(2 * MOST_NAMES)]
-    assert sum(named) == MOST_NAMES - 1
+    named = [watch.is_news(finding._replace(rule=str(number))) for number in range(2 * MAX_NAMES)]
+    assert sum(named) == MAX_NAMES - 1
 
 
 def test_a_finding_in_words() -> None:
-    assert Finding("disk-full", "resource", "report", 3, "'x'").line == "rule 'disk-full' (resource): rank 3: 'x'"
+    assert (
+        JobRuleFinding("disk-full", "resource", "report", 3, "'x'").line
+        == "rule 'disk-full' (resource): rank 3: 'x'"
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 10, 1000, 10_000])
@@ -138,11 +141,11 @@ def test_a_line_that_comes_all_the_time_is_never_late(nodes: int, limit_s: float
     """As rarely as a node may tell of it: after each look that is not sooner than its last word allows."""
     rule = STEP._replace(must_recur_within_s=limit_s)
     watch = watching(rule, nodes=nodes)
-    now_s = told_s = 0.0
+    now_s = reported_s = 0.0
     watch.seen("step", "match", now_s)
     for _ in range(200):
-        now_s += ANY_LOOK_S
+        now_s += ANY_SCAN_S
         assert watch.tick(now_s) == []
-        if now_s >= told_s + seen_every_s(rule, nodes):
-            told_s = now_s
+        if now_s >= reported_s + seen_every_s(rule, nodes):
+            reported_s = now_s
             watch.seen("step", "match", now_s + 0.5)  # it was on its way

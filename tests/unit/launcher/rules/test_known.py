@@ -11,8 +11,8 @@ import re
 import pytest
 
 from launcher.ranks.failure_class import FailureClass
-from launcher.rules.engine import Found, RuleEngine
-from launcher.rules.known import KNOWN
+from launcher.rules.engine import RuleEngine, RuleFinding
+from launcher.rules.known import BUILTIN_RULES
 from tests import support
 
 # As torch 2.13 (c10, ATen, distributed, utils.data), CUDA's cudaGetErrorString, NCCL, CPython, libgomp, numpy,
@@ -213,8 +213,8 @@ HARMLESS = [
 
 
 def names(line: str) -> list[str]:
-    engine = RuleEngine(KNOWN, [0], 1, 0.0)
-    return [each.rule.name for each in engine.read(0, [line], 1.0) if isinstance(each, Found)]
+    engine = RuleEngine(BUILTIN_RULES, [0], 1, 0.0)
+    return [each.rule.name for each in engine.read(0, [line], 1.0) if isinstance(each, RuleFinding)]
 
 
 @pytest.mark.parametrize(("line", "name"), SAID)
@@ -249,10 +249,10 @@ def test_what_only_looks_like_it(line: str) -> None:
 def test_each_rule_has_a_text_and_only_reports() -> None:
     shown = {name for _, name in SAID} | {name for _, name in BY_NUMBER}
     assert shown | {"heartbeat-not-a-number", "heartbeat-gradient", "heartbeat-loss-jumps"} == {
-        rule.name for rule in KNOWN
+        rule.name for rule in BUILTIN_RULES
     }
-    assert len({rule.name for rule in KNOWN}) == len(KNOWN)
-    for rule in KNOWN:
+    assert len({rule.name for rule in BUILTIN_RULES}) == len(BUILTIN_RULES)
+    for rule in BUILTIN_RULES:
         assert rule.action == "report" and rule.hints and (rule.is_alarm or rule.metric)
         assert rule.kind in ("", *(kind.value for kind in FailureClass))
 
@@ -260,6 +260,6 @@ def test_each_rule_has_a_text_and_only_reports() -> None:
 def test_no_pattern_is_found_without_one_of_its_hints() -> None:
     """Hints only save time: with them and without, the same is found."""
     for line in [*(line for line, _ in SAID), *HARMLESS]:
-        for rule in KNOWN:
+        for rule in BUILTIN_RULES:
             if re.search(rule.pattern, line):
                 assert any(hint in line for hint in rule.hints), (rule.name, line)

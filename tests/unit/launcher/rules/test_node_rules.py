@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher.ranks.logs import RankLogs
-from launcher.rendezvous.messages import RuleFound, RuleSeen
+from launcher.ranks.output.logs import RankLogs
+from launcher.rendezvous.messages import RuleFired, RuleObservation
 from launcher.rules import node_rules
-from launcher.rules.engine import Measured
-from launcher.rules.known import KNOWN
-from launcher.rules.node_rules import MOST_LOOK_BYTES, NodeRules, Told, describe_unseen
+from launcher.rules.engine import MetricValue
+from launcher.rules.known import BUILTIN_RULES
+from launcher.rules.node_rules import MAX_LOOK_BYTES, NodeRules, Reported, describe_unseen
 from launcher.rules.rule import Rule
 from tests.unit.launcher.fake_loop import FakeLoop
 
@@ -25,9 +25,9 @@ class Node:
 
     def __init__(self, folder: Path, ranks: int = 2) -> None:
         self.folder, self.loop = folder, FakeLoop()
-        self.found: list[RuleFound | RuleSeen] = []
+        self.found: list[RuleFired | RuleObservation] = []
         self.said: list[str] = []
-        self.measured: list[Measured] = []
+        self.measured: list[MetricValue] = []
         self.ranks = [
             SimpleNamespace(
                 rank=rank,
@@ -42,7 +42,7 @@ class Node:
 
     def begin(self, *rules: Rule) -> NodeRules:
         loop: Any = self.loop
-        told = Told(self.found.append, self.said.append, self.measured.append)
+        told = Reported(self.found.append, self.said.append, self.measured.append)
         self.rules = NodeRules(loop, self.group, rules, told)
         return self.rules
 
@@ -64,14 +64,14 @@ STEPS = Rule("steps", "step", must_recur_within_s=5.0)
 LOSS = Rule("loss", r"loss=(?P<loss>\S+)", metric="loss", must_be_finite=True)
 
 
-def test_what_is_written_is_told(node: Node) -> None:
+def test_what_is_written_is_reported(node: Node) -> None:
     node.write(1, "FATAL: before the first look\n")
-    node.begin(FATAL, *KNOWN)
-    assert node.found == [RuleFound(0, "fatal", "", "restart", 1, "'FATAL: before the first look'")]
+    node.begin(FATAL, *BUILTIN_RULES)
+    assert node.found == [RuleFired(0, "fatal", "", "restart", 1, "'FATAL: before the first look'")]
     node.write(0, "step 1\nOSError: [Errno 28] No space left on device\n")
     node.loop.advance(1.5)
     assert node.found[1:] == [
-        RuleFound(0, "disk-full", "resource", "report", 0, "'OSError: [Errno 28] No space left on device'")
+        RuleFired(0, "disk-full", "resource", "report", 0, "'OSError: [Errno 28] No space left on device'")
     ]
 
 
@@ -86,7 +86,7 @@ def test_what_comes_no_more(node: Node) -> None:
     assert node.found == []
     node.loop.advance(3.0)
     (late,) = node.found
-    assert isinstance(late, RuleFound) and late.rank == 0
+    assert isinstance(late, RuleFired) and late.rank == 0
 
 
 def test_nothing_is_late_while_ranks_are_ended(node: Node) -> None:
@@ -97,7 +97,7 @@ def test_nothing_is_late_while_ranks_are_ended(node: Node) -> None:
     node.write(0, "FATAL\n")
     rules.rank_ended(node.ranks[0])  # type: ignore[arg-type]
     (last,) = node.found
-    assert isinstance(last, RuleFound) and last.rule == "last", "only what forbids to start again"
+    assert isinstance(last, RuleFired) and last.rule == "last", "only what forbids to start again"
 
 
 def test_a_flood_is_skipped_with_one_line(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +109,9 @@ def test_a_flood_is_skipped_with_one_line(node: Node, monkeypatch: pytest.Monkey
     for _ in range(3):
         node.write(0, "x" * 99 + "\n" + ("y" * 99 + "\n") * 20_000)
         node.loop.advance(15.0)
-    assert len(read) == 3 and all(0 < each <= MOST_LOOK_BYTES for each in read)
+    assert len(read) == 3 and all(0 < each <= MAX_LOOK_BYTES for each in read)
     assert len(node.said) == 1
-    assert "rules do not see all that ranks print" in node.said[0]
+    assert "log rules skip part of the ranks' output" in node.said[0]
 
 
 def test_after_a_dear_look_the_next_one_comes_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,27 +133,27 @@ def test_numbers_are_kept_now_and_then(node: Node) -> None:
     assert [each.value for each in node.measured] == [0.0, 10.0, 20.0]
 
 
-def test_lines_for_rules_about_any_rank_are_told_now_and_then(node: Node) -> None:
+def test_lines_for_rules_about_any_rank_are_reported_now_and_then(node: Node) -> None:
     node.begin(STEPS._replace(ranks="any", must_recur_within_s=100.0))
     for step in range(25):
         node.write(step % 2, f"step {step}\n")
         node.loop.advance(1.0)
-    assert node.found == [RuleSeen(0, "steps", "watch")] + [RuleSeen(0, "steps", "match")] * 3
+    assert node.found == [RuleObservation(0, "steps", "watch")] + [RuleObservation(0, "steps", "match")] * 3
 
 
-def test_the_coordinator_is_told_when_a_node_sees_nothing_for_a_rule(node: Node) -> None:
+def test_the_coordinator_is_reported_when_a_node_sees_nothing_for_a_rule(node: Node) -> None:
     rules: Any = node.begin(STEPS._replace(ranks="any"))
     rules._limit.run = lambda _work: None
     node.write(0, "step 1\n")
     node.loop.advance(2.0)
-    assert node.found == [RuleSeen(0, "steps", "watch"), RuleSeen(0, "steps", "blind")]
+    assert node.found == [RuleObservation(0, "steps", "watch"), RuleObservation(0, "steps", "blind")]
 
 
 def test_a_node_that_does_not_see_all_its_ranks_does_not_watch(node: Node) -> None:
     node.ranks[1].logs = RankLogs(None, None, False, False, "")
     node.write(0, "step 1\n")
     node.begin(STEPS._replace(ranks="any"))
-    assert node.found == [RuleSeen(0, "steps", "match")]
+    assert node.found == [RuleObservation(0, "steps", "match")]
 
 
 def test_what_fails_here_ends_the_rules_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,15 +164,15 @@ def test_what_fails_here_ends_the_rules_alone(node: Node, monkeypatch: pytest.Mo
     rules = node.begin(FATAL)
     node.write(0, "step\n")
     node.loop.advance(30.0)
-    assert node.said == ["rules over what ranks print are off for this attempt: ZeroDivisionError: what"]
+    assert node.said == ["warning: log rules disabled for this attempt: ZeroDivisionError: what"]
     rules.rank_ended(node.ranks[0])  # type: ignore[arg-type]
 
 
-def test_a_log_that_cannot_be_read_is_told_of(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported_of(tmp_path: Path) -> None:
     node = Node(tmp_path / "none", 1)
     rules = node.begin(FATAL)
     assert node.said == [
-        "warning: rules see nothing more of rank 0: its log cannot be read: No such file or directory"
+        "warning: log rules disabled for rank 0: its log cannot be read: No such file or directory"
     ]
     assert node.loop.planned == []
     rules.stop()
@@ -184,8 +184,8 @@ def test_output_that_no_rule_can_see() -> None:
 
     files = RankLogs("o", "e", False, False, "")
     assert line(files, files) == ""
-    assert "on stdout and stderr where" in line(RankLogs(None, None, False, False, ""))
-    assert "on stderr where" in line(files, files._replace(stderr_path="/dev/null"))
+    assert "on stdout and stderr that" in line(RankLogs(None, None, False, False, ""))
+    assert "on stderr that" in line(files, files._replace(stderr_path="/dev/null"))
 
 
 def beat(node: Node, rank: int, step: int, loss: float) -> None:
@@ -202,8 +202,8 @@ def beat(node: Node, rank: int, step: int, loss: float) -> None:
         file.write(text)
 
 
-def test_a_loss_that_is_told_by_heartbeat_and_jumps(node: Node) -> None:
-    node.begin(*KNOWN)
+def test_a_loss_that_is_reported_by_heartbeat_and_jumps(node: Node) -> None:
+    node.begin(*BUILTIN_RULES)
     assert not (node.folder / "0.jsonl").exists(), "the rank makes it"
     for step in range(12):
         beat(node, 0, step, 2.0 - step / 100)
@@ -217,7 +217,7 @@ def test_a_loss_that_is_told_by_heartbeat_and_jumps(node: Node) -> None:
         beat(node, 0, step, 20.0)
         node.loop.advance(1.0)
     (found,) = node.found
-    assert isinstance(found, RuleFound) and (found.rule, found.kind, found.rank) == (
+    assert isinstance(found, RuleFired) and (found.rule, found.kind, found.rank) == (
         "heartbeat-loss-jumps",
         "numeric",
         0,
@@ -227,17 +227,17 @@ def test_a_loss_that_is_told_by_heartbeat_and_jumps(node: Node) -> None:
 
 
 def test_a_loss_of_a_heartbeat_that_is_no_number(node: Node) -> None:
-    node.begin(*KNOWN)
+    node.begin(*BUILTIN_RULES)
     beat(node, 1, 7, float("nan"))
     node.loop.advance(1.5)
     (found,) = node.found
-    assert isinstance(found, RuleFound) and (found.rule, found.rank) == ("heartbeat-not-a-number", 1)
+    assert isinstance(found, RuleFired) and (found.rule, found.rank) == ("heartbeat-not-a-number", 1)
 
 
 def test_without_log_files_heartbeats_are_still_read(node: Node) -> None:
     for rank in node.ranks:
         rank.logs = RankLogs(None, None, False, False, "")
-    node.begin(STEPS._replace(ranks="any"), *KNOWN)
+    node.begin(STEPS._replace(ranks="any"), *BUILTIN_RULES)
     assert node.found == [], "nobody says that it watches what it cannot see"
     for step in range(30):
         beat(node, 0, step, 1.0 if step < 20 else 9.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.ranks.logs import RankLogs
-from launcher.rules.reading import RankReader, describe_beat
+from launcher.ranks.output.logs import RankLogs
+from launcher.rules.node_rules import RankReader, describe_beat
 
 
 @pytest.fixture
@@ -83,5 +83,5 @@ def test_heartbeats_are_read_apart(tmp_path: Path) -> None:
     write(tmp_path / "events", event + b"torn" + event[:9])
     assert reader.read(1000) == ([], 0, ["heartbeat step=7"])
     write(tmp_path / "events", event[9:] + 100 * event)
-    assert 20 <= len(reader.read(1000).beats) <= 40, "of a flood the newest"
+    assert 20 <= len(reader.read(1000).heartbeats) <= 40, "of a flood the newest"
     reader.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
 from bootseer.job_file import RULES, parse
-from launcher.rules.rule import KEYS, MOST_RULES, Rule, read_rules
+from launcher.rules.rule import KEYS, MAX_RULES, Rule, read_rules
 
 LOSS = r"loss[=: ]+(?P<loss>\S+)"
 
@@ -92,7 +92,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("table", "told"), BROKEN)
-def test_a_broken_rule_is_told_in_one_line(table: dict[str, Any], told: str) -> None:
+def test_a_broken_rule_is_reported_in_one_line(table: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as error:
         read_rules([table], "job.toml")
     assert str(error.value).startswith("job.toml: [[rule]] 1") and told in str(error.value)
@@ -103,7 +103,7 @@ def test_names_are_used_once_and_rules_are_few() -> None:
     with pytest.raises(ConfigError, match=r"\[\[rule\]\] 2 \(a\) name: another rule has this name"):
         read_rules([{"name": "a", "pattern": "x"}, {"name": "a", "pattern": "y"}], "f")
     with pytest.raises(ConfigError, match="there may be 64"):
-        read_rules([{"name": str(number), "pattern": "x"} for number in range(MOST_RULES + 1)], "f")
+        read_rules([{"name": str(number), "pattern": "x"} for number in range(MAX_RULES + 1)], "f")
 
 
 @pytest.mark.parametrize("text", ["[rule]\nname = 'a'\n", "rule = 3\n", "rule = [1]\n"])

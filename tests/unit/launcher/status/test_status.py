@@ -15,15 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
-from launcher.agent import State
-from launcher.loop import Loop
+from launcher.agent import node_status
+from launcher.agent.agent import State
+from launcher.base.facts import RankFacts
+from launcher.base.loop import Loop
 from launcher.ranks.group import RankState
-from launcher.status import command, node_status, places
-from launcher.status.places import Found, ask_all
+from launcher.status import command, places
+from launcher.status.places import JobStatus, ask_all
 from launcher.status.rates import find_rates
-from launcher.status.server import MOST_CLIENTS, MOST_REQUEST_BYTES, StatusServer
-from launcher.status.text import MOST_RANKS, format_status
-from launcher.supervise.facts import RankFacts
+from launcher.status.server import MAX_CLIENTS, MAX_REQUEST_BYTES, StatusServer
+from launcher.status.text import MAX_RANKS, format_status
 from tests import support
 
 
@@ -108,15 +109,16 @@ def test_any_answer_is_shown_in_lines_that_do_a_terminal_no_harm(status: dict[st
 
 def test_many_ranks_are_cut() -> None:
     lines = format_status({**STATUS, "ranks": [{"rank": rank, "state": "running"} for rank in range(5000)]})
-    assert len(lines) == 6 + 1 + MOST_RANKS + 1
-    assert lines[-1] == f"  and {5000 - MOST_RANKS:,} more ranks here: --json has all"
+    assert len(lines) == 6 + 1 + MAX_RANKS + 1
+    assert lines[-1] == f"  and {5000 - MAX_RANKS:,} more ranks here: --json lists all"
 
 
 def test_which_job_is_meant() -> None:
     jobs = [
-        Found(str(pid), {"run_id": name, "pid": pid}, "") for name, pid in (("run7", 1), ("run71", 2), ("2", 3))
+        JobStatus(str(pid), {"run_id": name, "pid": pid}, "")
+        for name, pid in (("run7", 1), ("run71", 2), ("2", 3))
     ]
-    silent = Found("/x", None, "it does not answer")
+    silent = JobStatus("/x", None, "it does not answer")
     every = [*jobs, silent]
     assert command.choose(every, None) == every
     assert command.choose(every, "run7") == jobs[:1]
@@ -158,12 +160,12 @@ class Named(NamedTuple):
         (Agent(is_member=False), "", False, "the coordinator at head:29400"),
         (Agent(is_spare=True), "", False, "a place in the job"),
         (Agent(), "the image", False, "the image"),
-        (Agent(), "the preloaded process", False, "other nodes, or"),
-        (Agent(group=Group(1, ())), "the preloaded process", True, "a pause before the restart"),
+        (Agent(), "the fork server", False, "other nodes, or"),
+        (Agent(group=Group(1, ())), "the fork server", True, "a pause before the restart"),
         (Agent(State.RUNNING, Group(0, ())), "the checkpoint", True, "the checkpoint"),
         (Agent(State.RUNNING, Group(1, (Named(state=RankState.STARTING),))), "", True, "ranks to start"),
-        (Agent(State.RUNNING, Group(1, (Named(),))), "the preloaded process", True, ""),
-        (Agent(State.SUCCEEDED, Group(1, ())), "", False, "other nodes: all ranks here have ended well"),
+        (Agent(State.RUNNING, Group(1, (Named(),))), "the fork server", True, ""),
+        (Agent(State.SUCCEEDED, Group(1, ())), "", False, "other nodes: all ranks here have succeeded"),
         (
             Agent(State.STOPPING, Group(1, ()), Named(reason="rank 1 failed")),
             "",
@@ -182,7 +184,7 @@ def test_what_is_waited_for_has_words(agent: Any, waits_for: str, is_single: boo
 
 def test_a_step_between_attempts_has_its_name() -> None:
     around: Any = Named(step="rollback")
-    assert node_status._waits_for(Agent(), around, Named()) == "a step of the restart ladder: rollback"
+    assert node_status._waits_for(Agent(), around, Named()) == "a step of the escalation ladder: rollback"
 
 
 # ---- server and client ---------------------------------------------------------------------------------------
@@ -246,23 +248,23 @@ def connect(path: str) -> socket.socket:
     return connection
 
 
-def test_its_names_are_told_before_it_has_them(environ: dict[str, str]) -> None:
+def test_its_names_are_reported_before_it_has_them(environ: dict[str, str]) -> None:
     """Else a job that is killed between the two would leave them."""
     os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
     told: list[tuple[list[str], list[str]]] = []
-    folder = os.path.join(environ["BOOTSEER_RUNTIME"], "jobs")
+    directory = os.path.join(environ["BOOTSEER_RUNTIME"], "jobs")
     loop = Loop()
     try:
         server = StatusServer(
-            loop, environ, lambda _then: None, lambda paths: told.append((paths, os.listdir(folder)))
+            loop, environ, lambda _then: None, lambda paths: told.append((paths, os.listdir(directory)))
         )
         [(paths, there)] = told
         assert (there, paths[0]) == ([], server.path)
-        assert {os.path.join(folder, name) for name in os.listdir(folder)} <= set(paths)
+        assert {os.path.join(directory, name) for name in os.listdir(directory)} <= set(paths)
         # While it is made it has the other name.
         assert os.path.basename(paths[1]) == f".{os.path.basename(server.path)}"
         server.close()
-        assert os.listdir(folder) == []
+        assert os.listdir(directory) == []
     finally:
         loop.close()
 
@@ -281,13 +283,13 @@ def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict
         (b"no json\n", "a line of JSON"),
         (b"[" * 4000 + b"\n", "a line of JSON"),
         (b'{"do": "stop"}\n', "a request is"),
-        (b"x" * MOST_REQUEST_BYTES, ""),
+        (b"x" * MAX_REQUEST_BYTES, ""),
     ):
         with connect(served.server.path) as connection:
             connection.sendall(request)
             said = connection.makefile("rb").read()
             assert json.loads(said)["error"].find(answer) >= 0 if answer else said == b""
-    waiting = [connect(served.server.path) for _ in range(MOST_CLIENTS)]
+    waiting = [connect(served.server.path) for _ in range(MAX_CLIENTS)]
     with connect(served.server.path) as one_too_many:
         assert one_too_many.recv(1) == b""
     for each in waiting:
@@ -299,15 +301,15 @@ def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict
 def test_a_job_that_does_not_answer_is_named(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "ANSWER_S", 0.1)
     os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
-    folder = places.prepare(environ)
-    fd = os.open(folder, os.O_PATH)
+    directory = places.prepare(environ)
+    fd = os.open(directory, os.O_PATH)
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(f"/proc/self/fd/{fd}/77-stopped")
         stopped.listen()
         (found,) = ask_all(environ)
     os.close(fd)
     assert found.status is None
-    assert "does not answer within 0.1 s: is it stopped?" in found.why
+    assert "has not answered within 0.1 s; it may be stopped" in found.why
     assert ask_all(environ) == [], "once it is gone"
 
 
@@ -324,7 +326,7 @@ def test_watching_goes_on_until_the_job_ends(
         ends.join()
         said = capsys.readouterr()
         assert said.out.count("job r: -") >= 2
-        assert said.err == "bootseer status: it has ended\n"
+        assert said.err == "bootseer status: the job has ended\n"
     finally:
         made.close()
 
@@ -337,7 +339,7 @@ def test_watching_waits_for_the_job(
     asked: list[Served] = []
     ask = command.ask_all
 
-    def ask_all(environ: Mapping[str, str]) -> list[Found]:
+    def ask_all(environ: Mapping[str, str]) -> list[JobStatus]:
         found = ask(environ)
         if not asked:  # it begins after the first question
             asked.append(Served(environ))
@@ -353,19 +355,19 @@ def test_watching_waits_for_the_job(
     said = capsys.readouterr()
     assert "job r: -" in said.out
     waiting = "bootseer status: waiting for job r on this node (Ctrl-C ends this)"
-    assert said.err.splitlines() == [waiting, "bootseer status: it has ended"]
+    assert said.err.splitlines() == [waiting, "bootseer status: the job has ended"]
 
 
-def test_the_folder_is_private_and_the_name_goes(environ: dict[str, str], served: Served) -> None:
-    folder = os.path.dirname(served.server.path)
-    assert os.stat(folder).st_mode & 0o777 == 0o700
-    assert os.listdir(folder) == [os.path.basename(served.server.path)]
+def test_the_directory_is_private_and_the_name_goes(environ: dict[str, str], served: Served) -> None:
+    directory = os.path.dirname(served.server.path)
+    assert os.stat(directory).st_mode & 0o777 == 0o700
+    assert os.listdir(directory) == [os.path.basename(served.server.path)]
 
 
 def test_what_a_killed_job_left_is_taken_away(environ: dict[str, str], tmp_path: Path) -> None:
     os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
-    folder = places.prepare(environ)
-    fd = os.open(folder, os.O_PATH)
+    directory = places.prepare(environ)
+    fd = os.open(directory, os.O_PATH)
     for name in ("77-dead", ".78-began", ".79-old"):
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(f"/proc/self/fd/{fd}/{name}")
@@ -373,10 +375,10 @@ def test_what_a_killed_job_left_is_taken_away(environ: dict[str, str], tmp_path:
     os.utime(f"/proc/self/fd/{fd}/.79-old", (0, 0))
     os.close(fd)
     assert ask_all(environ) == []
-    assert os.listdir(folder) == [".78-began"], "on which somebody may listen in a moment"
+    assert os.listdir(directory) == [".78-began"], "on which somebody may listen in a moment"
 
 
-def test_without_a_job_that_is_said_and_another_users_folder_is_refused(
+def test_without_a_job_that_is_said_and_another_users_directory_is_refused(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BOOTSEER_RUNTIME", environ["BOOTSEER_RUNTIME"])
@@ -386,7 +388,7 @@ def test_without_a_job_that_is_said_and_another_users_folder_is_refused(
     said = capsys.readouterr()
     assert json.loads(said.out) == {"jobs": []}
     assert "no job of this user runs on this node" in said.err
-    assert "no job 'run7' runs here: there is none" in said.err
+    assert "no job 'run7' runs here; running: none" in said.err
     os.makedirs(os.path.join(environ["BOOTSEER_RUNTIME"], places.JOBS))
     os.chmod(os.path.join(environ["BOOTSEER_RUNTIME"], places.JOBS), 0o777)
     with pytest.raises(ConfigError):

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
-from bootseer.job_file import MOST_BYTES
-from launcher.warm.jobs import JobFile, Refused, environ_of, parse_job, read_folder, why_refused
+from bootseer.job_file import MAX_BYTES
+from launcher.warm.jobs import JobFile, RefusedFile, environ_of, parse_job, read_directory, why_refused
 
 REGULAR = stat.S_IFREG | 0o644
 
@@ -32,40 +32,40 @@ REGULAR = stat.S_IFREG | 0o644
         (stat.S_IFDIR | 0o755, 0, 1, 0, "is no file"),
     ],
 )
-def test_who_is_believed(mode: int, owner: int, links: int, uid: int, says: str) -> None:
+def test_who_is_trusted(mode: int, owner: int, links: int, uid: int, says: str) -> None:
     found = why_refused(mode, owner, links, uid)
     assert says in found
     assert bool(found) == bool(says)
 
 
 @given(st.integers(0, 0o7777), st.integers(0, 3), st.integers(1, 3), st.integers(0, 3))
-def test_nothing_that_others_could_have_written_is_believed(mode: int, owner: int, links: int, uid: int) -> None:
+def test_nothing_that_others_could_have_written_is_trusted(mode: int, owner: int, links: int, uid: int) -> None:
     if not why_refused(stat.S_IFREG | mode, owner, links, uid):
         assert not mode & (stat.S_IWGRP | stat.S_IWOTH)
         assert links == 1
         assert uid == 0 or owner in (0, uid)
 
 
-def test_a_folder_of_job_files(tmp_path: Path) -> None:
+def test_a_directory_of_job_files(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[env]\nstore = 'x'\n")
     (tmp_path / "b.toml").write_text("[env]\n")
     (tmp_path / "b.toml").chmod(0o666)
     (tmp_path / "c.toml").symlink_to(tmp_path / "a.toml")
     os.mkfifo(tmp_path / "d.toml")
-    (tmp_path / "e.toml").write_bytes(b"#" * (MOST_BYTES + 1))
+    (tmp_path / "e.toml").write_bytes(b"#" * (MAX_BYTES + 1))
     (tmp_path / ".hidden.toml").write_text("")
     (tmp_path / "notes.txt").write_text("")
-    found = {each.name: each for each in read_folder(os.fspath(tmp_path), os.geteuid())}
+    found = {each.name: each for each in read_directory(os.fspath(tmp_path), os.geteuid())}
     assert list(found) == ["a.toml", "b.toml", "c.toml", "d.toml", "e.toml"]
     good = found.pop("a.toml")
     assert isinstance(good, JobFile)
     assert (good.owner, good.text) == (os.geteuid(), b"[env]\nstore = 'x'\n")
-    assert all(isinstance(each, Refused) for each in found.values()), found
+    assert all(isinstance(each, RefusedFile) for each in found.values()), found
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        read_folder(os.fspath(tmp_path / "jobs"), 0)
+        read_directory(os.fspath(tmp_path / "jobs"), 0)
 
 
 def test_what_a_job_file_says() -> None:
@@ -86,7 +86,7 @@ url = "/trees/a"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"[job]\nfolder = 'here'\n", "a.toml: \\[job\\] folder 'here': has to be an absolute path"),
+        (b"[job]\nfolder = 'here'\n", "a.toml: \\[job\\] folder 'here': must be an absolute path"),
         (b"[job]\ncommand = 'train.py'\n", "a.toml:2: \\[job\\] command: has to be a list of texts"),
         (b"[job]\nuser = 'root'\n", "a.toml:2: unknown key 'user' in \\[job\\]"),
         (b"[jobs]\n", "a.toml:1: unknown table \\[jobs\\]"),

@@ -37,7 +37,7 @@ def test_variables_count_as_for_bootrun() -> None:
 def test_own_flags() -> None:
     words = ["--rate", "200MB", "--most", "1GiB", "--only", "env,image,env", "--json"]
     options, _ = parse([*words, "--env-store", "/envs", "train.py"], {})
-    assert options == PLAIN._replace(most_bytes_per_s=2e8, most_bytes=1 << 30, only=("env", "image"), as_json=True)
+    assert options == PLAIN._replace(max_bytes_per_s=2e8, max_bytes=1 << 30, only=("env", "image"), as_json=True)
     options, _ = parse(["--jobs", "/jobs", "--every", "30", "--once"], {})
     assert options == PLAIN._replace(jobs="/jobs", every_s=30.0, is_once=True)
     assert parse(["--status"], {})[0].shows_status

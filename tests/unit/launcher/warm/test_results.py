@@ -16,9 +16,9 @@ from launcher.warm.results import (
     ENV,
     FAILED,
     IMAGE,
+    IN_PLACE,
     NOTHING,
     STAGES,
-    THERE,
     Warmed,
     exit_status,
     from_record,
@@ -63,7 +63,7 @@ def test_lines_for_people() -> None:
     assert line(Warmed(IMAGE, CACHED, "d", 2_000_000, 1_000_000, 1.5)) == (
         "image: cached, 2 MB, 1 MB of it fetched in 1.5 s"
     )
-    assert line(Warmed(ENV, THERE, "d", text="/venv")) == "env: there (/venv)"
+    assert line(Warmed(ENV, IN_PLACE, "d", text="/venv")) == "env: there (/venv)"
     assert line(Warmed(ENV, NOTHING, text="the store does not have it")) == "env: the store does not have it"
     assert line(Warmed(ENV, FAILED, text="no such file")) == "env: not warmed: no such file"
     assert exit_status([Warmed(IMAGE, CACHED), Warmed(ENV, NOTHING)]) == 0
@@ -79,20 +79,20 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_start_finds_what_it_was_warmed_with(environ: dict[str, str]) -> None:
-    image, env = Warmed(IMAGE, CACHED, "a" * 64, 5, 5), Warmed(ENV, THERE, "b" * 64)
-    noted.note([image, Warmed(ENV, FAILED, "c" * 64)], environ, now_s=100.0)
-    noted.note([env], environ, now_s=200.0)
+    image, env = Warmed(IMAGE, CACHED, "a" * 64, 5, 5), Warmed(ENV, IN_PLACE, "b" * 64)
+    noted.write([image, Warmed(ENV, FAILED, "c" * 64)], environ, now_s=100.0)
+    noted.write([env], environ, now_s=200.0)
     wanted = [(IMAGE, "a" * 64), (ENV, "b" * 64), (ENV, "c" * 64)]
     assert noted.find(wanted, environ) == [(image, 100.0), (env, 200.0)]
-    noted.note([image._replace(fetched_bytes=0)], environ, now_s=300.0)
+    noted.write([image._replace(fetched_bytes=0)], environ, now_s=300.0)
     assert noted.find(wanted[:1], environ) == [(image._replace(fetched_bytes=0), 300.0)]
 
 
 def test_it_does_not_grow_for_ever(environ: dict[str, str]) -> None:
-    for number in range(noted.MOST_ENTRIES + 10):
-        noted.note([Warmed(IMAGE, CACHED, str(number))], environ, now_s=float(number))
+    for number in range(noted.MAX_ENTRIES + 10):
+        noted.write([Warmed(IMAGE, CACHED, str(number))], environ, now_s=float(number))
     assert noted.find([(IMAGE, "9")], environ) == []
-    last = str(noted.MOST_ENTRIES + 9)
+    last = str(noted.MAX_ENTRIES + 9)
     assert len(noted.find([(IMAGE, last)], environ)) == 1
 
 
@@ -100,16 +100,16 @@ def test_it_does_not_grow_for_ever(environ: dict[str, str]) -> None:
     "text", ["", "[]", "{", '{"v":2,"entries":[]}', '{"v":1,"entries":[1,{"stage":"image"}]}']
 )
 def test_what_cannot_be_read_is_nothing(text: str, environ: dict[str, str]) -> None:
-    noted.note([Warmed(IMAGE, CACHED, "a")], environ)
+    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
     path = os.path.join(environ["BOOTSEER_CACHE"], noted.NAME)
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
     assert noted.find([(IMAGE, "a")], environ) == []
-    noted.note([Warmed(IMAGE, CACHED, "a")], environ)
+    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
     assert len(noted.find([(IMAGE, "a")], environ)) == 1
 
 
-def test_a_file_of_others_is_not_believed(environ: dict[str, str]) -> None:
-    noted.note([Warmed(IMAGE, CACHED, "a")], environ)
+def test_a_file_of_others_is_not_trusted(environ: dict[str, str]) -> None:
+    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
     os.chmod(os.path.join(environ["BOOTSEER_CACHE"], noted.NAME), 0o666)
     assert noted.find([(IMAGE, "a")], environ) == []

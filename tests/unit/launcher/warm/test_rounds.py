@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.warm.jobs import JobFile, Refused
+from launcher.warm.jobs import JobFile, RefusedFile
 from launcher.warm.results import CACHED, FAILED, IMAGE, Warmed
 from launcher.warm.rounds import AGAIN_S, Rounds, status_lines
 
@@ -54,9 +54,9 @@ def test_a_file_that_changed_is_due_at_once_and_one_that_went_is_forgotten() -> 
 
 def test_what_is_refused_is_said_once() -> None:
     rounds = Rounds(300.0)
-    assert rounds.see([Refused("a", "why")]) == [Refused("a", "why")]
-    assert rounds.see([Refused("a", "why")]) == []
-    assert rounds.see([Refused("a", "other")]) == [Refused("a", "other")]
+    assert rounds.see([RefusedFile("a", "why")]) == [RefusedFile("a", "why")]
+    assert rounds.see([RefusedFile("a", "why")]) == []
+    assert rounds.see([RefusedFile("a", "other")]) == [RefusedFile("a", "other")]
     assert rounds.choose(1e12) == "" and rounds.is_all_done and rounds.has_failures
     rounds.see([file("a")])
     assert rounds.choose(0.0) == "a"
@@ -82,12 +82,12 @@ def test_nobody_is_forgotten(steps: list[tuple[str, bool, float]]) -> None:
 
 def test_status_for_people() -> None:
     rounds = Rounds(300.0)
-    rounds.see([file("a"), file("b"), Refused("c", "is no file")])
+    rounds.see([file("a"), file("b"), RefusedFile("c", "is no file")])
     rounds.ended("a", 0.0, 1000.0, 2.0, GOOD, "")
     record = {"pid": 7, "jobs": "/jobs", "state": "at b", "files": rounds.to_record()}
     assert status_lines(record, 1005.0) == [
         "pid 7, /jobs: 3 job files, at b",
         "a: image cached; 5 s ago, in 2.0 s",
-        "b: not worked on yet",
+        "b: not warmed yet",
         "c: is no file",
     ]

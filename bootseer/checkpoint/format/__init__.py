@@ -1,0 +1,1 @@
+"""The striped format, tensors, and formats of frameworks."""

@@ -1,0 +1,1 @@
+"""Bytes of checkpoints in and out of memory."""

@@ -1,0 +1,1 @@
+"""The process that loads a checkpoint for all ranks of a node."""

@@ -1,0 +1,1 @@
+"""Which version a URL means, and whether it is complete."""

@@ -1,0 +1,1 @@
+"""Writers of versions: parallel stripes, streams, plain files, and the commit."""

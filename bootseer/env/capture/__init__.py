@@ -1,0 +1,1 @@
+"""From files that set-up has changed to a snapshot."""

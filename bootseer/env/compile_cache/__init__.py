@@ -1,0 +1,1 @@
+"""Caches of the first step: what is kept, merged, published."""

@@ -1,0 +1,1 @@
+"""What decides the key of an environment."""

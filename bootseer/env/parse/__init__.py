@@ -1,0 +1,1 @@
+"""What set-up commands and requirement files say."""

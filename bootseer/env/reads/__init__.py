@@ -1,0 +1,1 @@
+"""What set-up reads, observed and compared."""

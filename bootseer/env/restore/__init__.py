@@ -1,0 +1,1 @@
+"""A snapshot on this node: unpacked or mounted."""

@@ -1,0 +1,1 @@
+"""The process that finds, restores or builds a job's environment."""

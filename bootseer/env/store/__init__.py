@@ -1,0 +1,1 @@
+"""Environment stores: snapshots, leases, garbage collection."""

@@ -1,0 +1,1 @@
+"""Which rank a hang waits for, and replays that find a machine."""

@@ -1,0 +1,1 @@
+"""A tree's EROFS device, served by FUSE."""

@@ -1,0 +1,1 @@
+"""Checkpoints as files, by libfuse."""

@@ -1,0 +1,1 @@
+"""The root file system that ranks of an image enter."""

@@ -1,0 +1,41 @@
+"""Settings of a tree's daemon, sent at its start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bootseer.mounts.tree_daemon.defaults import (
+    ANY_WORKLOAD,
+    DEADLINE_S,
+    IDLE_S,
+    READ_AHEAD_SHARE,
+    STORE_TIMEOUT_S,
+    STREAM_AFTER_S,
+)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sent as JSON, by a socket. The digest is in the directory's name."""
+
+    url: str  # of the store; may hold a password
+    options: dict[str, Any] = {}  # of the store
+    store_timeout_s: float = STORE_TIMEOUT_S
+    cache_folder: str = ""  # "": from the environment
+    cache_bytes: int | None = None
+    cache_share: float = 0.5
+    keys: list[str] = []  # public keys whose traces are trusted, as lines
+    workload: str = ANY_WORKLOAD  # whose trace is prefetched, and which is recorded
+    idle_s: float = IDLE_S  # without a lease, a read or a mount above it ends after so long; 0: never
+    deadline_s: float = DEADLINE_S  # a read that waits longer fails
+    records: bool = True
+    prefetches: bool = True
+    read_ahead_share: float = READ_AHEAD_SHARE  # of the starts
+    whole_bytes: int = 0  # a tree of at most this size is fetched whole if it has no known trace
+    streams: bool = True  # some time after the first step, all blocks that are not cached yet
+    stream_after_s: float = STREAM_AFTER_S  # that time
+    cold_bytes_per_s: float | None = None  # of that
+    publishes: bool = False  # write the trace to the store
+    shares: bool = False  # the same, if the store has none of this workload
+    peers: str = ""  # path of the file of the job's peers, which are read before the store

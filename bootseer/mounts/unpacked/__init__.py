@@ -1,0 +1,1 @@
+"""Trees that are unpacked, where nothing can be mounted."""

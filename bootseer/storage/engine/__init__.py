@@ -1,0 +1,1 @@
+"""Parallel reads of ranges: concurrency, hedging, rates."""

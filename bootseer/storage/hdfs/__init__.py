@@ -1,0 +1,1 @@
+"""HDFS as a store: libhdfs3-like clients, pyarrow, WebHDFS."""

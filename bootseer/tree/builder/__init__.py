@@ -1,0 +1,1 @@
+"""Make a tree of directories and images."""

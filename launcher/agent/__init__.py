@@ -1,0 +1,1 @@
+"""The agent of a node: carries out the coordinator's orders."""

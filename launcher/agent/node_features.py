@@ -1,0 +1,597 @@
+"""What a node does around the attempts of its ranks, one class for each feature, and the hooks that node.py calls.
+
+A new feature is a class with a property `feature`, and one line in `Node._features`. Modules that do the work are
+imported when they are needed: a start imports none of them before its ranks run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from bootseer.errors import BootseerError
+from bootseer.light_typing import TYPE_CHECKING, NamedTuple, Protocol, compile_named_tuples
+from launcher.agent.node_files import NodeEvents, RunDirectories
+from launcher.base.loop import Alarm, EventLoop
+from launcher.monitor.samples.stats_page import StatsPages
+from launcher.ranks.group import Rank, RankGroup
+from launcher.ranks.output import logs
+from launcher.ranks.output.console import Console
+from launcher.rendezvous.messages import (
+    FailureRecordMessage,
+    MountFault,
+    NodeStacks,
+    RankSamples,
+    RuleFired,
+    RuleObservation,
+    World,
+)
+from launcher.spec import LaunchSpec
+from launcher.supervisor.client import Exited
+
+if TYPE_CHECKING:
+    from launcher.monitor.failure.files import FailureFiles, Rings
+    from launcher.monitor.node_watch import NodeWatch
+    from launcher.monitor.samples.heartbeats import HeartbeatCopier
+    from launcher.provision.failed_mounts import NodeMounts, ServedMount
+    from launcher.ranks.kernel_facts import KernelEvidence, KernelFacts
+    from launcher.ranks.lost_output import LostOutput
+    from launcher.rules.node_rules import NodeRules
+    from launcher.status.server import Answer, StatusServer
+
+# Modules that handle a failure are imported in advance, when the start is least busy.
+READY_AFTER_S = 0.2
+WATCH_AFTER_S = 1.5  # no hang is detected sooner
+HEARTBEATS_AFTER_S = 0.9  # ranks write their first ones themselves; before the rules, which read these events
+RULES_AFTER_S = 1.0  # earlier output of ranks is read then
+STATUS_AFTER_S = 2.0  # no client queries the status sooner
+OF_MOUNTS = ("disk-error", "mount-lost")  # built-in rules that faults of Bootseer's mounts break, too
+MOUNTS_EVERY_S = 1.0  # between checks for read faults of mounts
+
+
+def _nothing(*_arguments: object) -> None:
+    """Do nothing at a moment that a feature does not need."""
+
+
+class NodeFeature(NamedTuple):
+    """A part of a node, by what it does at the moments of an attempt; each call returns at once.
+
+    The node calls all features in the order of its list; `over` in reverse, as what began last ends first.
+    """
+
+    prepare: Callable[[World], object] = _nothing  # the ranks of an attempt are about to be made
+    started: Callable[[RankGroup], object] = _nothing  # all of them run
+    rank_ended: Callable[[RankGroup, Rank, Exited], object] = _nothing
+    stopping: Callable[[], object] = _nothing  # they have been asked to end
+    first_step: Callable[[Rank], object] = _nothing  # all have made it; the argument is local rank 0
+    over: Callable[[], object] = _nothing  # no process of the attempt runs any more
+    close: Callable[[], object] = _nothing  # the job is over
+
+
+class AttemptAgent(Protocol):
+    """The part of the agent that features use."""
+
+    @property
+    def group(self) -> RankGroup | None: ...
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]: ...
+    def send_samples(self, message: RankSamples | NodeStacks) -> None: ...
+    def send_rules(self, message: RuleFired | RuleObservation) -> None: ...
+
+
+FindAgent = Callable[[], AttemptAgent]  # the node exists before its agent
+
+
+# ---- failures ------------------------------------------------------------------------------------------------
+
+
+class FailureEvidence:
+    """What explains failures of this node's ranks: reports of the kernel, and the run's failure records."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        spec: LaunchSpec,
+        directories: RunDirectories,
+        agent: FindAgent,
+        say: Callable[[str], object],
+        began_wall_s: float,
+        rings: Callable[[], Rings],
+    ) -> None:
+        """Args: began_wall_s: when the run began; rings: returns the calls of the last attempt's ranks."""
+        self._loop = loop
+        self._spec = spec
+        self._directories = directories
+        self._agent = agent
+        self._say = say
+        self._began_wall_s = began_wall_s
+        self._rings = rings
+        self._files: FailureFiles | None = None  # from the first failure record on
+        self._kernel: KernelFacts | None = None  # once ranks run
+        self._attempt = 0
+        self._first_step_s: float | None = None  # of the attempt's ranks here, measured from their start
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(
+            prepare=self._prepare, started=self._on_started, first_step=self._on_first_step, close=self._close
+        )
+
+    def _prepare(self, world: World) -> None:
+        self._attempt, self._first_step_s = world.attempt, None
+        if self._files is not None:
+            self._files.attempt_over()
+
+    def _on_started(self, _group: RankGroup) -> None:
+        self._loop.call_later(READY_AFTER_S, self._get_ready)
+
+    def _get_ready(self) -> None:
+        import resource  # noqa: F401
+
+        from bootseer import counted  # noqa: F401
+        from launcher.coordinator import ending, machines, recovery, restarts  # noqa: F401
+        from launcher.monitor.samples import heartbeats  # noqa: F401
+        from launcher.ranks import cause, error_file, failure_class, report  # noqa: F401
+        from launcher.ranks.kernel_facts import KernelFacts
+
+        if self._spec.has_rules:
+            from launcher.rules import known, node_rules  # noqa: F401
+        failure_class.compile_patterns()
+        compile_named_tuples()
+        if self._kernel is None:
+            self._kernel = KernelFacts()
+        else:
+            self._kernel.begin()
+
+    def _on_first_step(self, rank: Rank) -> None:
+        self._first_step_s = max(0.0, (time.monotonic_ns() - rank.started_ns) / 1e9)
+        if self._files is not None:
+            self._files.first_step(self._first_step_s)
+
+    def kernel_of(self, pid: int) -> KernelEvidence | None:
+        """Return what the kernel has reported about a process that died; None if that is not known."""
+        return self._kernel.of(pid) if self._kernel is not None else None
+
+    def keep(self, record: FailureRecordMessage) -> None:
+        """Save a failure record in the log directory, if there is one."""
+        if not self._directories.logs:
+            return
+        if self._files is None:
+            from launcher.monitor.failure.files import FailureFiles
+
+            to_job_clock = self._agent().to_job_clock
+            self._files = FailureFiles(
+                self._loop,
+                self._directories.run,
+                lambda: to_job_clock(time.monotonic_ns())[0] / 1e9,
+                self._say,
+                self._began_wall_s,
+            )
+        self._files.keep(record, self._attempt, self._first_step_s, self._rings())
+
+    @property
+    def last_path(self) -> str:
+        """The path of the newest failure record; "" for none."""
+        return "" if self._files is None else self._files.last_path
+
+    def path_of(self, attempt: int) -> str:
+        """Return the path of the newest record if it is about this attempt; else ""."""
+        return "" if self._files is None else self._files.page_of(attempt)
+
+    def finish(self, then: Callable[[], object]) -> None:
+        """Call `then` when the newest record is complete."""
+        if self._files is None:
+            then()
+        else:
+            self._files.finish(then)
+
+    def hasten(self) -> None:
+        """Do not wait any more for what would complete it."""
+        if self._files is not None:
+            self._files.hasten()
+
+    def _close(self) -> None:
+        if self._files is not None:
+            self._files.close()
+        if self._kernel is not None:
+            self._kernel.close()
+
+
+class CollectiveTraces:
+    """The ranks' calls of torch.distributed in the last attempt, if they are traced."""
+
+    def __init__(self, spec: LaunchSpec, agent: FindAgent) -> None:
+        self._spec = spec
+        self._agent = agent
+        self.packed = b""  # for the coordinator
+        self.rings: Rings = (-1, {})  # copied at its end
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(over=self._copy)
+
+    def _copy(self) -> None:
+        self.packed = b""
+        group = self._agent().group
+        if not self._spec.trace_collectives or group is None:
+            return
+        from launcher.monitor.collectives.ring import copy_ring
+        from launcher.monitor.node_watch import pack_traces
+
+        self.packed = pack_traces(group, self._agent().to_job_clock(0)[0])
+        self.rings = group.world.attempt, {each.rank: copy_ring(each.page_file) for each in group.ranks}
+
+
+# ---- mounts --------------------------------------------------------------------------------------------------
+
+
+class MountWatch:
+    """Bootseer's mounts below this node's ranks, once there are some: reports their read faults."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        agent: FindAgent,
+        events: NodeEvents,
+        say: Callable[[str], object],
+        unreadable: Callable[[MountFault], object],
+    ) -> None:
+        """Args: unreadable: gets each mount with faults in the attempt that is over."""
+        self._loop = loop
+        self._agent = agent
+        self._events = events
+        self._say = say
+        self._unreadable = unreadable
+        self._mounts: NodeMounts | None = None
+        self._running: RankGroup | None = None
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(
+            prepare=self._prepare, started=self._on_started, rank_ended=self._on_rank_ended, over=self._on_over
+        )
+
+    def put(self, what: str, mount: ServedMount | None) -> None:
+        """Record the mount that serves an image, an environment or a checkpoint; None removes it."""
+        if self._mounts is None:
+            if mount is None:
+                return
+            from launcher.provision.failed_mounts import NodeMounts
+
+            self._mounts = NodeMounts()
+        self._mounts.put(what, mount)
+
+    def put_checkpoint(self, checkpoint: Mapping[str, str]) -> None:
+        """Record the mount of a mounted checkpoint; its fault journal lies beside it."""
+        path = checkpoint.get("BOOTSEER_CHECKPOINT", "")
+        if path.startswith("/"):
+            from bootseer.mounts.faults import path_beside
+            from launcher.provision.failed_mounts import ServedMount
+
+            self.put("checkpoint", ServedMount(path_beside(path)))
+
+    def find(self, since_ns: int) -> tuple[MountFault, ...]:
+        """Return the read faults since then, on the monotonic clock."""
+        return () if self._mounts is None else self._mounts.find(since_ns)
+
+    def explains(self, message: RuleFired | RuleObservation) -> bool:
+        """Return whether a fault of a mount explains this finding, and is reported instead."""
+        group = self._agent().group
+        is_of_mounts = isinstance(message, RuleFired) and message.rule in OF_MOUNTS and message.action == "report"
+        return is_of_mounts and group is not None and bool(self.find(group.prepared_ns))
+
+    def _prepare(self, _world: World) -> None:
+        if self._mounts is not None:
+            self._mounts.begin()
+
+    def _on_started(self, group: RankGroup) -> None:
+        self._running = group
+        if self._mounts is not None:
+            self._loop.call_later(MOUNTS_EVERY_S, self._look, group)
+
+    def _look(self, group: RankGroup) -> None:
+        if group is self._running:
+            self._report(asks=False)  # its service reports when a mount is lost
+            self._loop.call_later(MOUNTS_EVERY_S, self._look, group)
+
+    def _on_rank_ended(self, group: RankGroup, _rank: Rank, exited: Exited) -> None:
+        if exited.status and not group.is_stopping:
+            self._report()
+
+    def _on_over(self) -> None:
+        """Drop mounts with faults in the ended attempt: the next one gets their files by another method."""
+        self._running = None
+        group = self._agent().group
+        if self._mounts is None or group is None:
+            return
+        self._report()
+        for fault in self.find(group.prepared_ns):
+            self._unreadable(fault)
+
+    def _report(self, *, asks: bool = True) -> None:
+        """Report new faults. Args: asks: see NodeMounts.find."""
+        group = self._agent().group
+        if self._mounts is None or group is None:
+            return
+        for what, why in self._mounts.waits(group.prepared_ns):
+            from launcher.ranks.failure_class import MOUNTED
+
+            self._say(f"warning: reads of {MOUNTED.get(what, what)} wait: {why}")
+        for fault in self._mounts.news(group.prepared_ns, asks=asks):
+            from launcher.ranks.failure_class import mount_line
+
+            self._say(f"warning: {mount_line(fault)}")
+            self._events.instant(fault.what, "mount_fault", error=mount_line(fault), damaged=fault.is_damage)
+
+
+# ---- ranks that run ------------------------------------------------------------------------------------------
+
+
+class LostOutputWatch:
+    """Reports output of ranks that their log files could not store."""
+
+    def __init__(self, loop: EventLoop, directories: RunDirectories, say: Callable[[str], object]) -> None:
+        self._loop = loop
+        self._directories = directories
+        self._say = say
+        self._lost: LostOutput | None = None
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(started=self._on_started, over=self._on_over)
+
+    def _on_started(self, group: RankGroup) -> None:
+        if self._directories.run != logs.NO_LOG_DIR:
+            from launcher.ranks.lost_output import LostOutput
+
+            self._lost = LostOutput(self._loop, group.ranks, self._say)
+
+    def _on_over(self) -> None:
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            lost.end()
+
+
+class RankSampling:
+    """The watch over the attempt's ranks, by which the coordinator detects hangs; begins after a moment."""
+
+    def __init__(self, loop: EventLoop, spec: LaunchSpec, agent: FindAgent, say: Callable[[str], object]) -> None:
+        self._loop = loop
+        self._spec = spec
+        self._agent = agent
+        self._say = say
+        self._alarm = Alarm(loop)
+        self.watch: NodeWatch | None = None
+        self.numbers_decrease = False  # the step numbers of the last attempt's heartbeats
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(prepare=self._prepare, started=self._on_started, over=self._on_over)
+
+    def _prepare(self, _world: World) -> None:
+        self.numbers_decrease = False
+
+    def _on_started(self, group: RankGroup) -> None:
+        if self._spec.on_hang != "off":
+            self._alarm.set(WATCH_AFTER_S, self._begin, group)
+
+    def _begin(self, group: RankGroup) -> None:
+        if group.is_stopping:
+            return
+        from launcher.monitor.node_watch import NodeWatch
+
+        agent, traces = self._agent(), self._spec.trace_collectives
+        self.watch = NodeWatch(self._loop, group, agent.to_job_clock, agent.send_samples, self._say, traces)
+
+    def _on_over(self) -> None:
+        self._alarm.cancel()
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            self.numbers_decrease = watch.numbers_fall
+            watch.stop()
+
+
+class HeartbeatCopies:
+    """Copies the ranks' heartbeats to their event files; begins after a moment, or when a rank has ended."""
+
+    def __init__(
+        self, loop: EventLoop, spec: LaunchSpec, host: str, directories: RunDirectories, pages: StatsPages
+    ) -> None:
+        self._loop = loop
+        self._spec = spec
+        self._host = host
+        self._directories = directories
+        self._pages = pages
+        self._running: RankGroup | None = None
+        self._copier: HeartbeatCopier | None = None
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(started=self._on_started, rank_ended=self._on_rank_ended, over=self._on_over)
+
+    def _on_started(self, group: RankGroup) -> None:
+        self._running = group
+        if self._directories.events:
+            self._loop.call_later(HEARTBEATS_AFTER_S, self._begin, group)
+
+    def _begin(self, group: RankGroup) -> None:
+        if group is not self._running or self._copier is not None:
+            return
+        from launcher.monitor.samples.heartbeats import HeartbeatCopier
+
+        ranks = [rank for rank in group.ranks if rank.page_file and rank.events_file]
+        self._copier = HeartbeatCopier(self._loop, ranks, self._spec.run_id, self._host, group.world.attempt)
+
+    def _on_rank_ended(self, group: RankGroup, rank: Rank, _exited: Exited) -> None:
+        if self._directories.events:
+            if self._pages.have_heartbeats:
+                self._begin(group)  # if the rank ended before they began
+            if self._copier is not None:
+                self._copier.rank_ended(rank.rank)
+
+    def _on_over(self) -> None:
+        self._running = None
+        copier, self._copier = self._copier, None
+        if copier is not None:
+            copier.stop()
+
+
+class OutputRules:
+    """Applies the log rules to the ranks' output; begins after a moment."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        spec: LaunchSpec,
+        agent: FindAgent,
+        say: Callable[[str], object],
+        events: NodeEvents,
+        is_explained: Callable[[RuleFired | RuleObservation], bool],
+    ) -> None:
+        """Args: is_explained: whether a finding is reported in another way."""
+        self._loop = loop
+        self._spec = spec
+        self._agent = agent
+        self._say = say
+        self._events = events
+        self._is_explained = is_explained
+        self._running: RankGroup | None = None
+        self._rules: NodeRules | None = None
+        self._unread: list[Rank] = []  # ranks that ended before there were rules
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(
+            started=self._on_started,
+            rank_ended=self._on_rank_ended,
+            stopping=self._read_ended,
+            over=self._on_over,
+        )
+
+    def _on_started(self, group: RankGroup) -> None:
+        self._running = group
+        if self._spec.has_rules:
+            self._loop.call_later(RULES_AFTER_S, self._begin, group)
+
+    def _begin(self, group: RankGroup) -> None:
+        if group is not self._running or self._rules is not None:
+            return
+        own = self._spec.log_rules
+        if not own and not any(
+            rank.logs.stdout_path or rank.logs.stderr_path or rank.events_file for rank in group.ranks
+        ):
+            return
+        from launcher.rules.known import BUILTIN_RULES
+        from launcher.rules.node_rules import NodeRules, Reported, describe_unseen
+
+        if own and not group.world.attempt and (unseen := describe_unseen(group.ranks)):
+            self._say(unseen)
+        names = {rule.name for rule in own}
+        known = [rule for rule in BUILTIN_RULES if rule.name not in names] if self._spec.known_rules else []
+        told = Reported(self._send, self._say, self._events.measured)
+        self._rules = NodeRules(self._loop, group, (*own, *known), told)
+
+    def _send(self, message: RuleFired | RuleObservation) -> None:
+        if not self._is_explained(message):
+            self._agent().send_rules(message)
+
+    def _on_rank_ended(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
+        if self._rules is not None:
+            self._rules.rank_ended(rank)
+        elif self._spec.has_rules and exited.status and not group.is_stopping:
+            self._unread.append(rank)  # it ended before the rules began
+
+    def _read_ended(self) -> None:
+        """Apply rules to the output of ranks that ended before there were rules; other ranks do not wait."""
+        unread, self._unread = self._unread, []
+        group = self._agent().group
+        if unread and group is not None:
+            self._begin(group)
+        if self._rules is not None:
+            for rank in unread:
+                self._rules.rank_ended(rank)
+
+    def _on_over(self) -> None:
+        self._read_ended()
+        self._running = None
+        rules, self._rules = self._rules, None
+        if rules is not None:
+            rules.stop()
+
+
+class StateEvents:
+    """Prints state events of ranks as torchrun does, with `--event-log-handler console`."""
+
+    def __init__(self, spec: LaunchSpec, host: str, console: Console, began_ns: Callable[[], int]) -> None:
+        """Args: began_ns: returns when the attempt became necessary."""
+        self._spec = spec
+        self._host = host
+        self._console = console
+        self._began_ns = began_ns
+
+    @property
+    def feature(self) -> NodeFeature:
+        if self._spec.event_log_handler != "console":
+            return NodeFeature()
+        return NodeFeature(started=self._on_started, rank_ended=self._on_rank_ended)
+
+    def _on_started(self, group: RankGroup) -> None:
+        from launcher.ranks.state_events import agent_event, rank_event
+
+        duration_ms = (group.spawn_began_ns - self._began_ns()) / 1e6
+        self._console.show(agent_event(self._spec, self._host, group.world, "RENDEZVOUS", duration_ms) + "\n")
+        for rank in group.ranks:
+            self._console.show(rank_event(self._spec, self._host, group.world, rank, "START", None) + "\n")
+
+    def _on_rank_ended(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
+        from launcher.ranks.state_events import rank_event, state_of
+
+        state = state_of(rank, group.is_stopping)
+        event = rank_event(self._spec, self._host, group.world, rank, state, exited.status)
+        self._console.show(event + "\n")
+
+
+# ---- status --------------------------------------------------------------------------------------------------
+
+
+class StatusSocket:
+    """The socket through which `bootseer status` sees this job; opened a moment after the start."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        answer: Answer,
+        say: Callable[[str], object],
+        named: Callable[[], object],
+    ) -> None:
+        """Args: named: called when `paths` are known, before files of these names exist."""
+        self._loop = loop
+        self._answer = answer
+        self._say = say
+        self._named = named
+        self._server: StatusServer | None = None
+        self.paths: list[str] = []
+
+    @property
+    def feature(self) -> NodeFeature:
+        return NodeFeature(close=self._close)
+
+    def begin(self) -> None:
+        """Open it later."""
+        self._loop.call_later(STATUS_AFTER_S, self._open)
+
+    def _open(self) -> None:
+        from launcher.status.server import StatusServer
+
+        try:
+            self._server = StatusServer(self._loop, os.environ, self._answer, self._on_named)
+        except (BootseerError, OSError) as error:
+            self._say(f"warning: bootseer status does not see this job: {error}")
+
+    def _on_named(self, paths: list[str]) -> None:
+        self.paths = paths
+        self._named()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()

@@ -1,0 +1,1 @@
+"""What all of bootrun stands on: event loop, job specification, helper processes."""

@@ -1,0 +1,1 @@
+"""Decisions for the whole job: pure, but for the run file."""

@@ -1,0 +1,1 @@
+"""Health checks of a node, as bootrun runs them."""

@@ -1,0 +1,1 @@
+"""What ranks do: hangs, stacks, collectives, failures."""

@@ -1,0 +1,1 @@
+"""Traces of collectives and what accelerators do."""

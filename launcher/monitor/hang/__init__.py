@@ -1,0 +1,1 @@
+"""When a job counts as hung."""

@@ -1,0 +1,1 @@
+"""What is read of a rank: stats page, heartbeats, stacks, processes."""

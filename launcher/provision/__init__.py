@@ -1,0 +1,1 @@
+"""What ranks need before they start: image, environment, caches, checkpoint, peers."""

@@ -1,0 +1,1 @@
+"""Whether ranks are forked, and what the fork server imports."""

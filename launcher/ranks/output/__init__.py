@@ -1,0 +1,1 @@
+"""What ranks print: log files, console copies."""

@@ -1,0 +1,183 @@
+"""The agent's own events of an attempt, and the line that summarizes its start.
+
+In: times of the agent and its ranks. Out: the event file of this node's agent and one line for users. Written
+when the ranks already run, so that writing is not part of what it measures.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from bootseer.events import (
+    BEAT_MARK,
+    RANK_EXITED,
+    RANK_STARTED,
+    Event,
+    EventWriter,
+    Stage,
+    agent_events_path,
+    read_events,
+)
+from bootseer.light_typing import Any
+from launcher.base.loop import Cancellable, EventLoop
+from launcher.ranks.group import Rank, RankGroup
+
+# Up to its first step a rank writes a handful of short events.
+MAX_READ_BYTES = 256 * 1024
+CLOSE_AFTER_S = 1.0
+POLL_S = 5.0  # where inotify is unavailable
+_FIRST_STEP = b'"first_step"'
+
+
+class AttemptRecord:
+    """Events of one attempt on this node; call `finish` at its end."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        events_dir: str,
+        run_id: str,
+        node: str,
+        group: RankGroup,
+        began_ns: int,
+        launched_ns: int,
+        say: Callable[[str], object],
+        first_step_seen: Callable[[], object],
+    ) -> None:
+        self._group = group
+        self._began_ns = began_ns  # when bootrun began, or when this attempt became necessary
+        self._launched_ns = launched_ns  # when bootrun had its orders; 0 for a later attempt
+        self._say = say
+        self._first_step_seen = first_step_seen
+        self._path = agent_events_path(events_dir, node)
+        self._writer = EventWriter(self._path, run_id, node, attempt=group.world.attempt)
+        self._write_start()
+        self._watch = StartWatch(loop, {rank.rank: rank.events_file for rank in group.ranks}, self._tell)
+
+    def _write_start(self) -> None:
+        group, writer = self._group, self._writer
+        span = writer.begin(Stage.RENDEZVOUS, "rendezvous", mono_ns=self._began_ns)
+        launch: dict[str, Any] = {}
+        if self._launched_ns:
+            launch["launch_s"] = (self._launched_ns - self._began_ns) / 1e9
+        writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.prepared_ns, **launch)
+        span = writer.begin(
+            Stage.SPAWN,
+            "spawn",
+            mono_ns=group.spawn_began_ns,
+            ranks=len(group.ranks),
+            world_size=group.world.world_size,
+        )
+        started = [rank for rank in group.ranks if rank.pid]
+        for rank in started:
+            how = "fork" if rank.is_forked else "exec"
+            writer.instant(
+                Stage.SPAWN, RANK_STARTED, rank=rank.rank, mono_ns=rank.started_ns, pid=rank.pid, how=how
+            )
+        if len(started) == len(group.ranks):
+            writer.end(Stage.SPAWN, "spawn", span, mono_ns=max(rank.started_ns for rank in started))
+
+    def note_exit(self, rank: Rank, status: int, time_ns: int) -> None:
+        """Record that a rank has ended."""
+        self._writer.instant(None, RANK_EXITED, rank=rank.rank, mono_ns=time_ns, status=status, cpu_s=rank.cpu_s)
+
+    def stop(self) -> None:
+        """Stop watching the start, as the attempt is over; `finish` follows."""
+        self._watch.stop()
+
+    def finish(self) -> None:
+        """Log what is still to be logged at the end of the attempt, and close the file."""
+        self._watch.finish()
+        self._writer.close()
+
+    def _tell(self, all_made_step: bool) -> None:
+        from bootseer.report import start_line, summarise_start
+
+        world = self._group.world
+        attempt = f"attempt {world.attempt}: " if world.attempt else ""
+        where = f"node {world.group_rank} of {world.group_world_size}: " if world.group_world_size > 1 else ""
+        self._say(attempt + where + start_line(summarise_start(self._read(), world.attempt)))
+        if all_made_step:
+            self._first_step_seen()
+
+    def _read(self) -> Iterable[Event]:
+        """Return this start's events on this node; a reused directory also holds older ones."""
+        now_ns = time.monotonic_ns()
+        for path in (self._path, *(rank.events_file for rank in self._group.ranks)):
+            for event in read_events(path, without=BEAT_MARK):  # there may be many heartbeats
+                if self._began_ns <= event.mono_ns <= now_ns:
+                    yield event
+
+
+class StartWatch:
+    """One for each attempt; call `finish` at its end. `tell` gets whether all have made their first step."""
+
+    def __init__(self, loop: EventLoop, files: Mapping[int, str], tell: Callable[[bool], object]) -> None:
+        from launcher.ranks.output.inotify import Inotify
+
+        self._loop = loop
+        self._tell = tell
+        self._waiting = dict(files)  # rank: path
+        self._by_watch: dict[int, int] = {}
+        self._inotify: Inotify | None = None
+        self._timer: Cancellable | None = None
+        self._done = False
+        try:
+            self._inotify = Inotify()
+            for rank, path in files.items():
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+                self._by_watch[self._inotify.watch(path)] = rank
+            loop.add_reader(self._inotify.fd, self._on_news)
+        except OSError:
+            self.stop()
+            self._poll()
+            return
+        for rank in list(files):
+            self._look(rank)
+
+    def finish(self) -> None:
+        """End the watch, as the attempt is over; call back unless that was done."""
+        self.stop()
+        if not self._done:
+            self._done = True
+            self._tell(not self._waiting)
+
+    def _on_news(self) -> None:
+        assert self._inotify is not None
+        for watch in self._inotify.read():
+            rank = self._by_watch.get(watch)
+            for each in [rank] if rank is not None else list(self._waiting):
+                self._look(each)
+
+    def _poll(self) -> None:
+        for rank in list(self._waiting):
+            self._look(rank)
+        if not self._done:
+            self._timer = self._loop.call_later(POLL_S, self._poll)
+
+    def _look(self, rank: int) -> None:
+        path = self._waiting.get(rank)
+        if path is None:
+            return
+        try:
+            with open(path, "rb") as file:
+                data = file.read(MAX_READ_BYTES)
+        except OSError:
+            return
+        if _FIRST_STEP in data:
+            del self._waiting[rank]
+            if not self._waiting:
+                self.finish()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._inotify is not None:
+            self._loop.remove_reader(self._inotify.fd)
+            # The kernel takes 8 ms to close it; a restart must not wait for that.
+            self._loop.call_later(CLOSE_AFTER_S, self._inotify.close)
+            self._inotify = None

@@ -1,0 +1,1 @@
+"""What a start reads, recorded and read ahead by the next one."""

@@ -1,0 +1,57 @@
+"""Waiting for the first steps of all ranks, with and without the kernel's help."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from launcher.base.loop import Loop
+from launcher.ranks import spans as start_watch
+from launcher.ranks.output import inotify
+from launcher.ranks.spans import StartWatch
+from tests.unit.launcher.ranks.looping import run_for, run_until
+
+STEP = b'{"stage": "first_step"}\n'
+
+
+@pytest.mark.parametrize("has_inotify", [True, False])
+def test_the_last_first_step_is_reported_once(
+    has_inotify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_watch, "POLL_S", 0.01)
+    monkeypatch.setattr(start_watch, "CLOSE_AFTER_S", 0.0)
+    if not has_inotify:
+
+        def fail(_self: object) -> None:
+            raise OSError(errno.EMFILE, "no instances left")
+
+        monkeypatch.setattr(inotify.Inotify, "__init__", fail)
+    loop = Loop()
+    files = [tmp_path / str(rank) for rank in range(2)]
+    told: list[bool] = []
+    watch = StartWatch(loop, {rank: str(path) for rank, path in enumerate(files)}, told.append)
+    files[0].write_bytes(STEP)
+    run_for(loop, 0.05)
+    assert told == []
+    files[1].write_bytes(STEP)
+    run_until(loop, lambda: bool(told))
+    watch.finish()
+    run_for(loop, 0.05)
+    assert told == [True]
+    loop.close()
+
+
+def test_an_attempt_that_ends_before_is_looked_at_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_watch, "POLL_S", 0.01)
+    monkeypatch.setattr(start_watch, "CLOSE_AFTER_S", 0.0)
+    loop = Loop()
+    told: list[bool] = []
+    watch = StartWatch(loop, {0: str(tmp_path / "no folder" / "0")}, told.append)
+    watch.stop()
+    assert told == []
+    watch.finish()
+    run_for(loop, 0.05)
+    assert told == [False]
+    loop.close()
