@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const report = data.report, labels = data.labels, tick = data.tickS;
   const $ = (id) => document.getElementById(id);
-  const GUTTER = 150, MAP = 16, LEAST_ROW = 3, MOST_ROW = 26, AXIS = 24;
+  const GUTTER = 150, MAP = 16, MIN_ROW = 3, MAX_ROW = 26, AXIS = 24;
 
   // ---- colours ------------------------------------------------------------------------------------------------
   const COLORS = {
@@ -231,20 +231,21 @@
   const plotWidth = () => width - GUTTER - MAP - 8;
   const toX = (time) => GUTTER + ((time - view.low) / (view.high - view.low)) * plotWidth();
   const toTime = (x) => view.low + ((x - GUTTER) / plotWidth()) * (view.high - view.low);
-  const fitRow = () => Math.min(MOST_ROW, (laneHeight - AXIS) / Math.max(1, rows.length));
-  const bucketOf = () => (view.row >= LEAST_ROW ? 1 : Math.ceil(LEAST_ROW / view.row));
+  const fitRow = () => Math.min(MAX_ROW, (laneHeight - AXIS) / Math.max(1, rows.length));
+  const bucketOf = () => (view.row >= MIN_ROW ? 1 : Math.ceil(MIN_ROW / view.row));
   const visibleRows = () => (laneHeight - AXIS) / view.row;
 
   function layOut() {
     width = Math.max(360, $("stack").clientWidth);
     const room = Math.max(320, Math.min(700, window.innerHeight - 300));
-    laneHeight = Math.min(room, Math.max(4, rows.length) * MOST_ROW + AXIS);
+    laneHeight = Math.min(room, Math.max(4, rows.length) * MAX_ROW + AXIS);
     areaHeight = ranks.length > 3 ? 110 : 0;
+    area.hidden = !areaHeight;
     clamp();
   }
   function clamp() {
     const least = fitRow();
-    view.row = Math.min(MOST_ROW, Math.max(least, view.row));
+    view.row = Math.min(MAX_ROW, Math.max(least, view.row));
     view.top = Math.max(0, Math.min(view.top, rows.length - visibleRows()));
     const span = Math.max(10, Math.min(lastEnd, view.high - view.low));
     view.low = Math.max(0, Math.min(view.low, lastEnd - span));
@@ -263,7 +264,6 @@
   }
 
   function drawArea() {
-    area.hidden = !areaHeight;
     if (!areaHeight) return;
     const context = size(area, areaHeight);
     const bins = Math.max(50, Math.round(plotWidth() / 2));
@@ -584,7 +584,7 @@
   }
   function zoomRows(factor, y = anchor()) {
     const at = view.top + y / view.row;
-    view.row = Math.min(MOST_ROW, Math.max(fitRow(), view.row * factor));
+    view.row = Math.min(MAX_ROW, Math.max(fitRow(), view.row * factor));
     view.top = at - y / view.row;
     clamp();
     redraw();
@@ -731,7 +731,7 @@
         if (found < 0) found = is((name) => name.includes(text));
       }
       if (found < 0) { pick(null); $("picked").hidden = false; $("picked").textContent = "no rank or node of that name"; return; }
-      if (view.row < LEAST_ROW) { view.row = 8; clamp(); }
+      if (view.row < MIN_ROW) { view.row = 8; clamp(); }
       view.top = rows.indexOf(found) - visibleRows() / 2;
       clamp();
       pick(found);
