@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from enum import Enum
 
-from bootseer.light_typing import Any, NamedTuple
+from bootseer.light_stdlib import Enum, load_json
+from bootseer.light_typing import Any, Iterator, Mapping, NamedTuple
 
 VERSION = 1
 MAX_LINE_BYTES = 1024 * 1024
@@ -69,7 +68,7 @@ class Event(NamedTuple):
     value: float | str | None = None
     unit: str | None = None
     error: str | None = None
-    attrs: Mapping[str, Any] = {}
+    attrs: Mapping[str, Any] = {}  # noqa: RUF012
     job_ns: int | None = None  # only in a run file: mono_ns by the coordinator's monotonic clock
     job_error_ns: int | None = None  # bound of its error
 
@@ -259,10 +258,8 @@ def read_events(path: str, without: bytes | None = None) -> Iterator[Event]:
 
 def parse_event(line: bytes) -> Event | None:
     """Return a line as an event; None for anything else."""
-    import json
-
     try:
-        found = json.loads(line)
+        found = load_json(line)
         if not isinstance(found, dict) or found.pop("v") != VERSION:
             return None
         event = Event(**{name: found[name] for name in Event._fields if name in found})

@@ -1,8 +1,8 @@
 """Names of `typing` for modules on the launch path, which does not import it.
 
-Type checkers see `typing` itself. At run time NamedTuple makes classes like those of typing. The function that
-creates their instances is compiled for the first one. typing takes 2 ms to import, and 0.1 ms a named tuple (it
-compiles each annotation and that function): a tenth of a start. Protocol is a plain base here; Any and NoReturn
+Type checkers see `typing` itself. At run time NamedTuple makes classes like those of typing. typing takes 2 ms to
+import, and 0.1 ms a named tuple (it compiles each annotation, and the function that creates instances): a tenth of
+a start. Protocol is a plain base here; Any and NoReturn
 are placeholders.
 """
 
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers take it for typing's
 if TYPE_CHECKING:
+    from collections.abc import Callable as Callable
+    from collections.abc import Collection as Collection
+    from collections.abc import Iterable as Iterable
+    from collections.abc import Iterator as Iterator
+    from collections.abc import Mapping as Mapping
+    from collections.abc import Sequence as Sequence
     from typing import Any as Any
     from typing import NamedTuple as NamedTuple
     from typing import NoReturn as NoReturn
     from typing import Protocol as Protocol
-
-    def compile_named_tuples() -> None:
-        """Compile in idle time, so that the first instance of a class costs no more than the others."""
-
 else:
+    # collections.abc has these from here, and its parent imports more.
     from _collections import _tuplegetter  # as collections.namedtuple uses for its fields
+    from _collections_abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence  # noqa: F401
 
     class Any:
         """A placeholder for typing's."""
@@ -30,27 +34,42 @@ else:
     class Protocol:
         """A plain base class."""
 
-    _classes = []  # that may have no instance yet
+    # By the number of fields. Each class gets a copy with its names: compiling one takes 50 times longer.
+    _new = tuple.__new__
+    _CREATE = (
+        lambda _cls: _new(_cls, ()),
+        lambda _cls, a: _new(_cls, (a,)),
+        lambda _cls, a, b: _new(_cls, (a, b)),
+        lambda _cls, a, b, c: _new(_cls, (a, b, c)),
+        lambda _cls, a, b, c, d: _new(_cls, (a, b, c, d)),
+        lambda _cls, a, b, c, d, e: _new(_cls, (a, b, c, d, e)),
+        lambda _cls, a, b, c, d, e, f: _new(_cls, (a, b, c, d, e, f)),
+        lambda _cls, a, b, c, d, e, f, g: _new(_cls, (a, b, c, d, e, f, g)),
+        lambda _cls, a, b, c, d, e, f, g, h: _new(_cls, (a, b, c, d, e, f, g, h)),
+        lambda _cls, a, b, c, d, e, f, g, h, i: _new(_cls, (a, b, c, d, e, f, g, h, i)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j: _new(_cls, (a, b, c, d, e, f, g, h, i, j)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j, k: _new(_cls, (a, b, c, d, e, f, g, h, i, j, k)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m: _new(_cls, (a, b, c, d, e, f, g, h, i, j, k, m)),
+    )
+    _Function = type(lambda: None)
 
-    def _compile(owner):
-        """Compile the function that creates instances of a class."""
-        names = "".join([f"{field}, " for field in owner._fields])
-        scope = {"_new": tuple.__new__, "__builtins__": {}, "__name__": f"namedtuple_{owner.__name__}"}
-        made = eval(f"lambda _cls, {names}: _new(_cls, ({names}))", scope)  # noqa: S307  identifiers of a class
-        made.__name__, made.__defaults__ = "__new__", tuple(owner._field_defaults.values())
-        owner.__new__ = staticmethod(made)
-        return made
+    def _create_of(fields, defaults):
+        """Return the function that creates instances of a class."""
+        if len(fields) >= len(_CREATE):
+            return _create_large(fields, defaults)
+        code = _CREATE[len(fields)].__code__.replace(co_name="__new__", co_varnames=("_cls", *fields))
+        return _Function(code, globals(), "__new__", tuple(defaults.values()))
 
-    def _new(cls, *args, **kwargs):
-        """Create the first instance of a class."""
-        owner = next(base for base in cls.__mro__ if base.__dict__.get("_fields") is not None)
-        return _compile(owner)(cls, *args, **kwargs)
+    def _create_large(fields, defaults):
+        def create(cls, *args, **kwargs):
+            values = {**defaults, **dict(zip(fields, args))}  # noqa: B905
+            twice = kwargs.keys() & fields[: len(args)]
+            values.update(kwargs)
+            if twice or len(args) > len(fields) or values.keys() != set(fields):
+                raise TypeError(f"{cls.__name__}: needs each of {fields} once, got {len(args)} and {list(kwargs)}")
+            return tuple.__new__(cls, map(values.__getitem__, fields))
 
-    def compile_named_tuples():
-        while _classes:
-            owner = _classes.pop()
-            if owner.__new__ is _new:
-                _compile(owner)
+        return create
 
     def _make(cls, values):
         made = tuple.__new__(cls, values)
@@ -72,7 +91,6 @@ else:
 
     _METHODS = {
         "__slots__": (),
-        "__new__": _new,
         "_make": classmethod(_make),
         "_replace": _replace,
         "_asdict": lambda self: dict(zip(self._fields, self, strict=True)),
@@ -88,13 +106,12 @@ else:
             given = [field in space for field in fields]
             if given != sorted(given):
                 raise TypeError(f"{name}: a field without a default follows one with a default")
-            made = {**_METHODS, "_fields": fields, "__match_args__": fields}
-            made["_field_defaults"] = {field: space.pop(field) for field in fields if field in space}
+            defaults = {field: space.pop(field) for field in fields if field in space}
+            made = {**_METHODS, "_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
+            made["__new__"] = _create_of(fields, defaults)
             for place, field in enumerate(fields):
                 made[field] = _tuplegetter(place, None)
-            made = type(name, (tuple,), {**space, **made, **{key: space[key] for key in _METHODS if key in space}})
-            _classes.append(made)
-            return made
+            return type(name, (tuple,), {**space, **made, **{key: space[key] for key in _METHODS if key in space}})
 
     class NamedTuple(metaclass=_Maker):
         """Base of named tuples, like that of typing."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 
 from bootseer.errors import ConfigError
+from bootseer.light_typing import Mapping
 
 VARIABLE = "BOOTSEER_SECRET"
 FILE_VARIABLE = "BOOTSEER_SECRET_FILE"

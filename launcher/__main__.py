@@ -12,9 +12,9 @@ if __name__ == "__main__":  # before a file of the user can hide a standard modu
     _bootseer_entry.find_own()
 
 import os
-import signal
 import sys
 
+from bootseer.light_stdlib import signal
 from bootseer.light_typing import NoReturn
 
 FEW_FILES = 1024  # the usual soft limit; a rank that logs to files needs two descriptors

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 
 from bootseer.errors import BootseerError
+from bootseer.light_stdlib import signal
 from bootseer.light_typing import TYPE_CHECKING
 from bootseer.secret import find_secret
 from launcher.agent.agent import Agent

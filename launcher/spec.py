@@ -7,12 +7,11 @@ argparse and of Bootseer's flags, and 1 where torchrun raises an exception.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
 
 from bootseer.errors import ConfigError, UsageError
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_stdlib import signal
+from bootseer.light_typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 from launcher.ranks.output import logs
 from launcher.rendezvous import options
 
@@ -433,8 +432,9 @@ def parse_signals(text: str, flag: str, warnings: list[str]) -> tuple[int, ...]:
     for name in (part.strip() for part in text.split(",")):
         if not name:
             continue
-        number = getattr(signal, name, None) if name not in _PROTECTED else None
-        if not isinstance(number, signal.Signals):
+        is_signal = name.startswith("SIG") and not name.startswith("SIG_") and name not in _PROTECTED
+        number = getattr(signal, name, None) if is_signal else None
+        if number is None:
             warnings.append(f"{flag}: {name} is no signal that can be handled; left out")
         elif int(number) not in found:
             found.append(int(number))

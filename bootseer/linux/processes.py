@@ -8,10 +8,9 @@ no process is left exactly when `waitpid` fails with ECHILD.
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_stdlib import signal
+from bootseer.light_typing import Iterator, NamedTuple
 from bootseer.linux.syscalls import libc
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "busybox", "ksh", "ksh93", "mksh", "zsh"))

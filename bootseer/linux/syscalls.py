@@ -7,7 +7,6 @@ bootseer/mounts/sandbox/enter.py and their like).
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 
 from bootseer.light_typing import Any
@@ -24,14 +23,20 @@ _TYPES = {
 }
 
 
-@functools.cache
+_libc: Any = None
+
+
 def libc() -> Any:
     """Return the C library. Its functions keep errno for `last_errno`."""
+    global _libc
+    if _libc is not None:
+        return _libc
     found = ctypes.CDLL(None, use_errno=True)
     found.syscall.restype, found.mmap.restype = ctypes.c_long, _ADDRESS
     for name, types in _TYPES.items():
         if hasattr(found, name):  # not every C library has all
             getattr(found, name).argtypes = types
+    _libc = found
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bootseer.light_typing import Iterable
 
 Interval = tuple[int, int]
 

@@ -6,11 +6,9 @@ that of its slowest node. Values without an event stay None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from bootseer.counted import counted
 from bootseer.events import RANK_STARTED, SCRIPT, Event, Kind, Stage
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Iterable, NamedTuple
 from bootseer.report.intervals import Interval, union_ns
 
 _ORDER = {stage.value: place for place, stage in enumerate(Stage)}

@@ -6,13 +6,11 @@ the supervisor, messages to the coordinator, log lines, one exit status. It deci
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable
-from enum import Enum
 
 from bootseer.errors import BootseerError
-from bootseer.light_typing import TYPE_CHECKING, Protocol
+from bootseer.light_stdlib import Enum, signal
+from bootseer.light_typing import TYPE_CHECKING, Callable, Protocol
 from launcher.base.loop import Alarm, EventLoop
 from launcher.coordinator.job import signal_name
 from launcher.ranks.group import GroupEvents, Rank, RankGroup

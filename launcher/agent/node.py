@@ -10,9 +10,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable
 
-from bootseer.light_typing import TYPE_CHECKING, Any
+from bootseer.light_typing import TYPE_CHECKING, Any, Callable
 from bootseer.secret import SECRET_VARIABLES
 from launcher.agent.node_features import (
     CollectiveTraces,
@@ -26,7 +25,7 @@ from launcher.agent.node_features import (
     StateEvents,
     StatusSocket,
 )
-from launcher.agent.node_files import AttemptRecords, NodeEvents, OutputCopies, RunDirectories
+from launcher.agent.node_files import RECORD_AFTER_S, AttemptRecords, NodeEvents, OutputCopies, RunDirectories
 from launcher.agent.node_provisions import NodeProvisions, UserLines
 from launcher.base.inherited import raise_limits
 from launcher.base.loop import EventLoop
@@ -222,7 +221,7 @@ class Node:
 
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """Record the end of a rank."""
-        self._records.make()
+        self._records.make(RECORD_AFTER_S)
         for feature in self._features():
             feature.rank_ended(group, rank, exited)
         self._records.note_exit(group, rank, exited)

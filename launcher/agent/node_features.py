@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
 
 from bootseer.errors import BootseerError
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple, Protocol, compile_named_tuples
+from bootseer.light_typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Protocol
 from launcher.agent.node_files import NodeEvents, RunDirectories
 from launcher.base.loop import Alarm, EventLoop
 from launcher.monitor.samples.stats_page import StatsPages
@@ -137,7 +136,6 @@ class FailureEvidence:
         if self._spec.has_rules:
             from launcher.rules import known, node_rules  # noqa: F401
         failure_class.compile_patterns()
-        compile_named_tuples()
         if self._kernel is None:
             self._kernel = KernelFacts()
         else:

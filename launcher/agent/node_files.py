@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
 
-from bootseer.light_typing import TYPE_CHECKING, Any
+from bootseer.light_typing import TYPE_CHECKING, Any, Callable, Mapping
 from launcher.base.loop import EventLoop
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.output import logs
@@ -309,8 +308,11 @@ class AttemptRecords:
             self._unrecorded = group
             self._loop.call_later(RECORD_AFTER_S, self.make)
 
-    def make(self) -> None:
-        """Write the start of the attempt, if that is still to be done."""
+    def make(self, watch_after_s: float = 0.0) -> None:
+        """Write the start of the attempt, if that is still to be done.
+
+        Args: watch_after_s: look for first steps from then on; the attempt may be over by then.
+        """
         group, self._unrecorded = self._unrecorded, None
         if group is None:
             return
@@ -326,6 +328,7 @@ class AttemptRecords:
             self.launched_ns,
             self._say,
             lambda: self._first_step(group.ranks[0]),
+            watch_after_s,
         )
         self.launched_ns = 0
         for rank, exited in self._early_exits:
@@ -345,7 +348,7 @@ class AttemptRecords:
         """End the record. Its files are read while the next attempt runs, so that no process waits."""
         if self._early_exits:
             self._unrecorded = group  # it was stopped before all of its ranks had started
-        self.make()
+        self.make(RECORD_AFTER_S)
         if self._record is not None:
             self.finish_last()
             self._last, self._record = self._record, None

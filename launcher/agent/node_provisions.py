@@ -8,11 +8,10 @@ normal path is taken.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
 
 from bootseer.errors import BootseerError, LaunchError
-from bootseer.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from bootseer.light_stdlib import partial
+from bootseer.light_typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Protocol
 from bootseer.secret import SECRET_VARIABLES
 from launcher.agent.node_features import MountWatch, NodeFeature
 from launcher.agent.node_files import NodeEvents, RunDirectories

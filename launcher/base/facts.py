@@ -5,8 +5,7 @@ Times are seconds of the node's monotonic clock in a node's samples, and of the 
 
 from __future__ import annotations
 
-from enum import Enum
-
+from bootseer.light_stdlib import Enum
 from bootseer.light_typing import NamedTuple
 
 

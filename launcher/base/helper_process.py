@@ -8,13 +8,10 @@ connection. Only `close` and `kill` block, for a moment.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 
-from bootseer.light_typing import Any
+from bootseer.light_stdlib import signal, socket, suppress
+from bootseer.light_typing import Any, Callable, Mapping
 from launcher.base import children
 from launcher.base.json_lines import JsonLines
 from launcher.base.loop import EventLoop

@@ -9,10 +9,9 @@ exec'd. Stdlib only, and light_typing.
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Collection
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_stdlib import signal
+from bootseer.light_typing import Collection, NamedTuple
 
 # Signals that watchdog and supervisor ignore.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

@@ -8,11 +8,9 @@ until the other end has connected.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
-
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer, decode, encode
-from bootseer.light_typing import Any
+from bootseer.light_stdlib import socket
+from bootseer.light_typing import Any, Callable
 from launcher.base.loop import EventLoop
 
 MAX_LINE_BYTES = 64 << 20  # of an answer; answers are small

@@ -10,12 +10,10 @@ from __future__ import annotations
 import heapq
 import os
 import select
-import signal
 import time
-from collections import deque
-from collections.abc import Callable
 
-from bootseer.light_typing import Any, Protocol
+from bootseer.light_stdlib import deque, signal
+from bootseer.light_typing import Any, Callable, Protocol
 
 Callback = Callable[..., object]
 

@@ -6,10 +6,8 @@ defaults and environment variables of the contract are those of torch 2.13; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bootseer.errors import ConfigError, UsageError
-from bootseer.light_typing import Any, NamedTuple
+from bootseer.light_typing import Any, Callable, NamedTuple
 
 
 class NotGiven(int):

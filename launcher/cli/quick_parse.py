@@ -6,11 +6,10 @@ error, a request for help) is left to argparse (parser.py), which then parses th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from bootseer.errors import ConfigError
-from bootseer.light_typing import TYPE_CHECKING, Any
+from bootseer.light_typing import TYPE_CHECKING, Any, Mapping, Sequence
 from launcher.cli.flags import FLAGS, Flag, is_on
 
 if TYPE_CHECKING:

@@ -5,10 +5,7 @@ A new object for each attempt, so nothing of an earlier one remains. Between att
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable
-
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_typing import TYPE_CHECKING, Iterable, NamedTuple
 from launcher.rendezvous.messages import Failure, Stopped
 
 if TYPE_CHECKING:
@@ -172,8 +169,10 @@ class Attempt:
 
 def signal_name(signum: int) -> str:
     """Return SIGTERM for 15; real-time signals have no name."""
+    from signal import Signals
+
     try:
-        return signal.Signals(signum).name
+        return Signals(signum).name
     except ValueError:
         return f"signal {signum}"
 

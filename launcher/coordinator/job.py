@@ -14,8 +14,7 @@ it. lifecycle.py makes these transitions; this module passes the facts to it and
 
 from __future__ import annotations
 
-import signal
-
+from bootseer.light_stdlib import signal
 from launcher.coordinator.attempt import signal_name
 from launcher.coordinator.gathering import Gathering
 from launcher.coordinator.lifecycle import JobLifecycle

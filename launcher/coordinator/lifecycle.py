@@ -6,10 +6,8 @@ and rules: gathering.py, running.py, ending.py, restarts.py. This one makes the 
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable
-
-from bootseer.light_typing import TYPE_CHECKING
+from bootseer.light_stdlib import signal
+from bootseer.light_typing import TYPE_CHECKING, Iterable
 from launcher.coordinator.attempt import AttemptEnd
 from launcher.coordinator.gathering import Gathering
 from launcher.coordinator.membership import LateNodes, Membership

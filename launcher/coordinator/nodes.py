@@ -5,8 +5,7 @@ A separate module, as all parts of the state machine (job.py) read it. Numbers a
 
 from __future__ import annotations
 
-from enum import Enum
-
+from bootseer.light_stdlib import Enum
 from bootseer.light_typing import NamedTuple
 from launcher.rendezvous.messages import Distributions, Join
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Iterable, NamedTuple
 from launcher.rendezvous.messages import FromCoordinator, Note
 
 

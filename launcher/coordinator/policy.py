@@ -6,9 +6,7 @@ budget can be refilled after a long enough time without a failure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Iterable, NamedTuple
 
 MAX_BACKOFF_S = 30.0
 MAX_WITHOUT_PROGRESS = 3  # attempts in a row

@@ -6,9 +6,7 @@ the caller ends the attempt at each reason, and later reports follow from that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple
 from launcher.coordinator.attempt import AttemptEnd, describe_failure
 from launcher.coordinator.state import JobState, Phase
 from launcher.rendezvous.messages import (

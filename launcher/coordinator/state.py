@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
+from bootseer.light_stdlib import Enum
 from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.coordinator.attempt import Attempt
 from launcher.coordinator.nodes import JobNodes

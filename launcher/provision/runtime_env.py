@@ -11,10 +11,9 @@ part was restored. Without any of the three the program is known at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_stdlib import partial
+from bootseer.light_typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple, Sequence
 from launcher.base.loop import EventLoop
 from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import LaunchSpec

@@ -7,9 +7,7 @@ rank 0 does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from bootseer.light_typing import Protocol
+from bootseer.light_typing import Mapping, Protocol
 from launcher.rendezvous.messages import World
 
 # Only bootrun may set these.

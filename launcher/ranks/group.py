@@ -7,12 +7,10 @@ agent, which decides with the coordinator how to react to the facts.
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Mapping
-from enum import Enum
 
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_stdlib import Enum, signal
+from bootseer.light_typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 from launcher.monitor.samples.stats_page import NO_STATS_PAGE, StatsPageFile, read_exit_status
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ

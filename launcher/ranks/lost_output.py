@@ -7,8 +7,8 @@ these and makes a line. Separate from node_features.py, which decides when to lo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
 
+from bootseer.light_typing import Callable, Mapping, Sequence
 from launcher.base.loop import Alarm, EventLoop
 from launcher.monitor.samples.stats_page import read_lost_output_bytes
 from launcher.ranks.group import Rank

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 
 from bootseer.errors import LaunchError
+from bootseer.light_stdlib import socket
 
 
 class ReservedPort:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_stdlib import Enum
+from bootseer.light_typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 from launcher.base.loop import Alarm, EventLoop
 from launcher.ranks.environ import constant_environ
 from launcher.ranks.fork import hot_imports

@@ -9,9 +9,8 @@ from __future__ import annotations
 import _frozen_importlib_external as external  # the half of importlib that is always loaded
 import os
 import sys
-from collections.abc import Mapping
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Mapping, NamedTuple
 from launcher.ranks.command import INSIDE
 
 UNCHECKED = 1  # flags of a compiled file that is not compared with its source (reproducible builds)
@@ -31,7 +30,7 @@ class RankProgram(NamedTuple):
     inside: str  # the rank bootstrap, as their interpreter finds it
     fork_server: str  # the program of the fork server
     prefix: tuple[str, ...] = ()  # arguments before each command that move it to where it runs
-    environ: Mapping[str, str] = {}  # variables that the rank's own override
+    environ: Mapping[str, str] = {}  # noqa: RUF012 # variables that the rank's own override
     unset: tuple[str, ...] = ()  # variables of bootrun that ranks do not see
     image: str = ""  # separates images whose interpreters have the same path; "" for this node itself
 

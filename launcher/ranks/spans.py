@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
 
 from bootseer.events import (
     BEAT_MARK,
@@ -20,9 +19,12 @@ from bootseer.events import (
     agent_events_path,
     read_events,
 )
-from bootseer.light_typing import Any
+from bootseer.light_typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 from launcher.base.loop import Cancellable, EventLoop
 from launcher.ranks.group import Rank, RankGroup
+
+if TYPE_CHECKING:
+    from launcher.ranks.output.inotify import Inotify
 
 # Up to its first step a rank writes a handful of short events.
 MAX_READ_BYTES = 256 * 1024
@@ -45,6 +47,7 @@ class AttemptRecord:
         launched_ns: int,
         say: Callable[[str], object],
         first_step_seen: Callable[[], object],
+        watch_after_s: float = 0.0,
     ) -> None:
         self._group = group
         self._began_ns = began_ns  # when bootrun began, or when this attempt became necessary
@@ -54,7 +57,8 @@ class AttemptRecord:
         self._path = agent_events_path(events_dir, node)
         self._writer = EventWriter(self._path, run_id, node, attempt=group.world.attempt)
         self._write_start()
-        self._watch = StartWatch(loop, {rank.rank: rank.events_file for rank in group.ranks}, self._tell)
+        files = {rank.rank: rank.events_file for rank in group.ranks}
+        self._watch = StartWatch(loop, files, self._tell, watch_after_s)
 
     def _write_start(self) -> None:
         group, writer = self._group, self._writer
@@ -114,9 +118,10 @@ class AttemptRecord:
 class StartWatch:
     """One for each attempt; call `finish` at its end. `tell` gets whether all have made their first step."""
 
-    def __init__(self, loop: EventLoop, files: Mapping[int, str], tell: Callable[[bool], object]) -> None:
-        from launcher.ranks.output.inotify import Inotify
-
+    def __init__(
+        self, loop: EventLoop, files: Mapping[int, str], tell: Callable[[bool], object], after_s: float
+    ) -> None:
+        """Args: after_s: begin so late; an attempt that is over by then needs no watch."""
         self._loop = loop
         self._tell = tell
         self._waiting = dict(files)  # rank: path
@@ -124,52 +129,63 @@ class StartWatch:
         self._inotify: Inotify | None = None
         self._timer: Cancellable | None = None
         self._done = False
+        if after_s:
+            self._timer = loop.call_later(after_s, self._begin)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        from launcher.ranks.output.inotify import Inotify
+
+        self._timer = None
         try:
             self._inotify = Inotify()
-            for rank, path in files.items():
+            for rank, path in self._waiting.items():
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
                 self._by_watch[self._inotify.watch(path)] = rank
-            loop.add_reader(self._inotify.fd, self._on_news)
+            self._loop.add_reader(self._inotify.fd, self._on_news)
         except OSError:
             self.stop()
             self._poll()
             return
-        for rank in list(files):
-            self._look(rank)
+        self._look(list(self._waiting))
 
     def finish(self) -> None:
         """End the watch, as the attempt is over; call back unless that was done."""
+        is_early = self._inotify is None
         self.stop()
         if not self._done:
             self._done = True
+            if is_early:
+                self._find_stepped(list(self._waiting))
             self._tell(not self._waiting)
 
     def _on_news(self) -> None:
         assert self._inotify is not None
         for watch in self._inotify.read():
             rank = self._by_watch.get(watch)
-            for each in [rank] if rank is not None else list(self._waiting):
-                self._look(each)
+            self._look([rank] if rank is not None else list(self._waiting))
 
     def _poll(self) -> None:
-        for rank in list(self._waiting):
-            self._look(rank)
+        self._look(list(self._waiting))
         if not self._done:
             self._timer = self._loop.call_later(POLL_S, self._poll)
 
-    def _look(self, rank: int) -> None:
-        path = self._waiting.get(rank)
-        if path is None:
-            return
-        try:
-            with open(path, "rb") as file:
-                data = file.read(MAX_READ_BYTES)
-        except OSError:
-            return
-        if _FIRST_STEP in data:
-            del self._waiting[rank]
-            if not self._waiting:
-                self.finish()
+    def _look(self, ranks: list[int]) -> None:
+        if self._find_stepped(ranks) and not self._waiting:
+            self.finish()
+
+    def _find_stepped(self, ranks: list[int]) -> bool:
+        """Wait no longer for ranks that have made their first step; return whether there are any."""
+        waited = len(self._waiting)
+        for rank in ranks:
+            try:
+                with open(self._waiting.get(rank, ""), "rb") as file:
+                    if _FIRST_STEP in file.read(MAX_READ_BYTES):
+                        del self._waiting[rank]
+            except OSError:
+                continue  # it has made it, or there is no file yet
+        return len(self._waiting) < waited
 
     def stop(self) -> None:
         """Stop watching."""

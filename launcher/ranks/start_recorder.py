@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 
-from bootseer.light_typing import Any, NamedTuple
+from bootseer.light_stdlib import suppress
+from bootseer.light_typing import Any, Callable, Mapping, NamedTuple
 from launcher.ranks.group import Rank
 from launcher.ranks.start_trace import files as record_files
 from launcher.ranks.start_trace.files import START_DIRECTORY, START_SUFFIX, JobKey

@@ -5,10 +5,8 @@ A job on one node uses it alone, through a LocalLink; with several nodes coordin
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-
-from bootseer.light_typing import TYPE_CHECKING, Protocol
+from bootseer.light_stdlib import deque
+from bootseer.light_typing import TYPE_CHECKING, Callable, Protocol
 from launcher.base.loop import Cancellable, EventLoop
 from launcher.coordinator.job import Job
 from launcher.coordinator.nodes import Silence

@@ -7,11 +7,8 @@ keys of
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
 from bootseer.errors import ConfigError, UsageError
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_typing import TYPE_CHECKING, Mapping, NamedTuple
 from launcher.cli.flags import NotGiven
 
 if TYPE_CHECKING:
@@ -21,7 +18,7 @@ C10D_PORT = 29400
 STATIC_PORT = 29500
 LOCAL_ENDPOINT = ("localhost", 0)
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
-_HOST = re.compile(r"[\w.:%-]+")
+_HOST_SIGNS = "_.:%-"  # beside letters and digits
 
 
 class RendezvousPlace(NamedTuple):
@@ -81,7 +78,8 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
         host, port = text, str(default_port)  # a bare name or IPv6 address
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not _HOST.fullmatch(host) or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+    is_host = host and all(each.isalnum() or each in _HOST_SIGNS for each in host)
+    if not is_host or not _is_number(port, 5) or int(port) > 65535:
         raise ConfigError(f"endpoint {text!r}: give HOST or HOST:PORT with a port up to 65535")
     return host, int(port)
 
@@ -239,6 +237,11 @@ def _whole(conf: Mapping[str, str], key: str, default: int, least: int) -> int:
     text = conf.get(key)
     if text is None:
         return default
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+    if not _is_number(text, 9) or int(text) < least:
         raise ConfigError(f"--rdzv-conf {key}={text}: give a whole number, {least} or more")
     return int(text)
+
+
+def _is_number(text: str, digits: int) -> bool:
+    """Return whether it is a whole number of at most so many digits."""
+    return text.isascii() and text.isdigit() and len(text) <= digits

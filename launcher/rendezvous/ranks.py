@@ -7,13 +7,10 @@ from torchrun, which sorts addresses as strings and forgets places at each resta
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import itertools
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Mapping, NamedTuple, Sequence
 from launcher.rendezvous.messages import Join, World
-
-_DIGITS = re.compile(r"(\d+)")
 
 
 class Candidate(NamedTuple):
@@ -26,8 +23,10 @@ class Candidate(NamedTuple):
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key under which node2 comes before node10."""
-    parts = _DIGITS.split(text)
-    return tuple((1, int(part), part) if part.isdigit() else (0, 0, part) for part in parts)
+    parts = ["".join(group) for _, group in itertools.groupby(text, str.isdecimal)]
+    if text[:1].isdecimal():
+        parts.insert(0, "")  # each key begins with a part that is no number
+    return tuple((1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts)
 
 
 def order_key(candidate: Candidate) -> tuple[object, ...]:

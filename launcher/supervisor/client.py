@@ -6,9 +6,8 @@ Separate from supervisor.py, which contains only code that the supervisor needs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
 
-from bootseer.light_typing import Any, NamedTuple
+from bootseer.light_typing import Any, Callable, Iterable, NamedTuple
 from launcher.base import children
 from launcher.base.loop import EventLoop
 from launcher.supervisor.supervisor import Pipes, pack, unpack

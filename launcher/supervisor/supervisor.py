@@ -15,11 +15,10 @@ import errno
 import marshal
 import os
 import select
-import signal
 import time
-from collections.abc import Collection, Iterable
 
-from bootseer.light_typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from bootseer.light_stdlib import signal
+from bootseer.light_typing import TYPE_CHECKING, Any, Collection, Iterable, NamedTuple, NoReturn
 from launcher.base import inherited
 from launcher.base.inherited import Inherited, Limits
 

@@ -32,9 +32,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Callable, NamedTuple
 
 MAGIC = b"BOOTRANK"
 RING_MAGIC = b"BOOTRING"

@@ -8,9 +8,8 @@ unreadable file counts as no record, and the reason of a failed write is returne
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 
-from bootseer.light_typing import TYPE_CHECKING, NamedTuple
+from bootseer.light_typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
 from launcher.ranks.fork import policy
 from launcher.ranks.fork.policy import MAX_MODULES, is_module_name
 from launcher.ranks.start_trace import files as record_files
@@ -52,7 +51,7 @@ class ImportRecord(NamedTuple):
     modules: tuple[str, ...]
     dropped: dict[str, str]  # modules whose preloading failed: name -> why
     caches_directory: str = ""  # of its first-step caches
-    left_out: Mapping[str, str] = {}  # modules that each rank imports itself: name -> why; "": imports such a one
+    left_out: Mapping[str, str] = {}  # noqa: RUF012 # modules that each rank imports itself: name -> why; "": imports such a one
     changes: tuple[str, ...] = ()  # changes by the script that affect no preloaded module
     is_whole: bool = False  # one of these names every import of the last start
     proven: tuple[str, ...] = ()  # the complete last set of preloaded modules

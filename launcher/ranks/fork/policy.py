@@ -7,11 +7,8 @@ checks what really happened while importing; this module checks only what can be
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
-
-from bootseer.light_typing import NamedTuple
+from bootseer.light_stdlib import Enum
+from bootseer.light_typing import Collection, Iterable, Mapping, NamedTuple
 
 FRAMEWORKS = frozenset({"torch"})  # worth a fork server
 MAX_MODULES = 20_000  # a start with all of transformers has 5,000
@@ -216,6 +213,8 @@ def filter_hot(listing: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     Only files of installed libraries: the user's own are edited between two starts and may depend on their order.
     Built-in or frozen modules cost nothing to import.
     """
+    import re
+
     is_library_file = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+t?)/").search
     chosen: dict[str, None] = {}
     for name, origin in listing:
@@ -267,7 +266,9 @@ _NAMES_SOME = rf"""{_QUOTED}\s*:|\b([A-Za-z_]\w*)\s*=(?!=)|\(\s*{_QUOTED}\s*,"""
 def find_set_variables(source: str) -> tuple[str, ...]:
     """Return the variables that a script sets or removes by literal names, in the order of the text."""
     if "environ" not in source and "putenv" not in source and "unsetenv" not in source:
-        return ()  # avoids compiling the patterns below
+        return ()
+    import re
+
     found: list[tuple[int, str]] = []
     for match in re.finditer(_CHANGES_ONE, source):
         found.append((match.start(), match[match.lastindex or 0]))

@@ -14,10 +14,9 @@ import select
 import stat
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
 
-from bootseer.light_typing import TYPE_CHECKING
+from bootseer.light_stdlib import deque
+from bootseer.light_typing import TYPE_CHECKING, Callable
 from launcher.base.loop import EventLoop
 
 if TYPE_CHECKING:

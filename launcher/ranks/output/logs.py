@@ -9,10 +9,9 @@ ever added: attempt numbers never repeat, so no attempt can take the place of an
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 
 from bootseer.errors import ConfigError, LaunchError
-from bootseer.light_typing import NamedTuple
+from bootseer.light_typing import Collection, NamedTuple
 
 NO_LOG_DIR = os.devnull  # as --log-dir: write no files at all
 OUT = 1

@@ -10,10 +10,9 @@ import os
 import stat
 import time
 from binascii import crc32
-from collections.abc import Mapping
-from contextlib import suppress
 
-from bootseer.light_typing import NamedTuple
+from bootseer.light_stdlib import suppress
+from bootseer.light_typing import Mapping, NamedTuple
 
 MAX_LISTING_BYTES = 8 << 20  # of a file that a process of the job writes
 START_DIRECTORY, START_SUFFIX = "starts", ".start"  # records of prefetched files (record.py)

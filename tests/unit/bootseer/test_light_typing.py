@@ -112,14 +112,18 @@ def test_a_default_is_followed_by_defaults_only() -> None:
         type(light_typing.NamedTuple)("Bad", (light_typing.NamedTuple,), space)
 
 
-def test_what_creates_instances_can_be_made_beforehand() -> None:
-    class Late(light_typing.NamedTuple):
-        first: int
-        second: str = "b"
-
-    first = Late.__new__
-    light_typing.compile_named_tuples()
-    made = Late.__new__
-    assert made is not first
-    assert Late(1) == (1, "b") and Late(second="c", first=2) == (2, "c")
-    assert Late.__new__ is made
+def test_one_with_many_fields_behaves_alike() -> None:
+    names = [f"field{number}" for number in range(40)]
+    space = {"__annotations__": dict.fromkeys(names, "int"), "field39": 7, "__module__": __name__}
+    light = type(light_typing.NamedTuple)("Many", (light_typing.NamedTuple,), dict(space))
+    full = typing.NamedTuple("Many", [(name, int) for name in names])
+    full.__new__.__defaults__ = (7,)
+    kept = {name: number for number, name in enumerate(names)}
+    assert light(*range(39)) == full(*range(39)) == (*range(39), 7)
+    assert light(**kept) == full(**kept)
+    assert light(0, **{name: kept[name] for name in names[1:]}) == tuple(range(40))
+    assert light(*range(39))._replace(field0=5)[0] == 5
+    for given, named in ((range(38), {}), (range(41), {}), (range(39), {"field0": 1}), (range(39), {"other": 1})):
+        for made in (light, full):
+            with pytest.raises(TypeError):
+                made(*given, **named)

@@ -31,7 +31,7 @@ def test_the_last_first_step_is_reported_once(
     loop = Loop()
     files = [tmp_path / str(rank) for rank in range(2)]
     told: list[bool] = []
-    watch = StartWatch(loop, {rank: str(path) for rank, path in enumerate(files)}, told.append)
+    watch = StartWatch(loop, {rank: str(path) for rank, path in enumerate(files)}, told.append, 0.0)
     files[0].write_bytes(STEP)
     run_for(loop, 0.05)
     assert told == []
@@ -48,10 +48,24 @@ def test_an_attempt_that_ends_before_is_looked_at_no_more(tmp_path: Path, monkey
     monkeypatch.setattr(start_watch, "CLOSE_AFTER_S", 0.0)
     loop = Loop()
     told: list[bool] = []
-    watch = StartWatch(loop, {0: str(tmp_path / "no folder" / "0")}, told.append)
+    watch = StartWatch(loop, {0: str(tmp_path / "no folder" / "0")}, told.append, 0.0)
     watch.stop()
     assert told == []
     watch.finish()
     run_for(loop, 0.05)
     assert told == [False]
+    loop.close()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_watch_that_begins_late_sees_what_was_before(is_over: bool, tmp_path: Path) -> None:
+    loop = Loop()
+    (tmp_path / "0").write_bytes(STEP)
+    told: list[bool] = []
+    watch = StartWatch(loop, {0: str(tmp_path / "0")}, told.append, 60.0 if is_over else 0.01)
+    assert told == []
+    if is_over:
+        watch.finish()
+    run_until(loop, lambda: bool(told))
+    assert told == [True]
     loop.close()
