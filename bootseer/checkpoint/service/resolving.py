@@ -192,9 +192,7 @@ def run_resolver(
             timer.cancel()
 
     async def patiently() -> News:
-        # A short outage of a store must not end a job.
-        budget_s = current().checkpoint.resolve_s
-        policy = aio.RetryPolicy(tries=max(30, int(budget_s)), base_s=0.5, max_s=5.0, budget_s=budget_s)
+        policy = retry_policy()
         while True:
             try:
                 return await aio.retry(policy, attempt)
@@ -222,6 +220,12 @@ def run_resolver(
             signs.cancel()
 
     run_child(connection, work)
+
+
+def retry_policy() -> aio.RetryPolicy:
+    """Return the retries of a store that fails: a short outage must not end a job."""
+    budget_s = current().checkpoint.resolve_s
+    return aio.RetryPolicy(tries=max(30, int(budget_s)), base_s=0.5, max_s=5.0, budget_s=budget_s)
 
 
 def may_appear(error: BootseerError, is_pinned: bool, elapsed_s: float) -> bool:

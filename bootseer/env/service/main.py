@@ -54,12 +54,18 @@ def main() -> None:
         if not work.is_publishing:
             work.give_up()
             end_at_once()
-        timer = threading.Timer(current().env.publish_s, end_at_once)
-        timer.daemon = True
-        timer.start()
+        end_later()
 
     connection.listen(on_gone)
     work.run()
+
+
+def end_later() -> threading.Timer:
+    """End this process when it may no longer publish."""
+    timer = threading.Timer(current().env.publish_s, end_at_once)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 if __name__ == "__main__":
