@@ -21,7 +21,6 @@ from bench.ckpt_run import BOUND, make_environ
 from bench.record import BenchError
 from bootseer.env.compile_cache.caches import FirstStepCaches
 from bootseer.env.compile_cache.key import KeyedCaches, make_key
-from bootseer.env.compile_cache.merge import LIMIT_BYTES
 from bootseer.trust import Trust
 
 RANKS = 2
@@ -65,7 +64,7 @@ class Node:
             self.environ,
             url=store,
             trust=Trust.load(self.environ),
-            limit_bytes=limit_bytes or LIMIT_BYTES,
+            limit_bytes=limit_bytes or None,
         )
         self._jobs = len(os.listdir(os.path.join(folder, "jobs")))  # of a node that was here before
 

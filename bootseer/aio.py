@@ -21,8 +21,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from bootseer.backoff import Backoff
 from bootseer.errors import BootseerError, StorageError, Unavailable
+from bootseer.tuning import current
 
-IO_THREADS = 64
 APART_THREADS = 256
 MAX_ABANDONED = 512  # hanging threads; each costs a stack and the objects of its call
 IDLE_S = 2.0  # after which an idle thread ends
@@ -145,7 +145,8 @@ class _Call(_Outcome[T]):
 class _Threads:
     """A bounded pool of daemon threads, started on demand, that end when idle."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int = 0) -> None:
+        """Args: most: threads; 0: `storage.io_threads` of `tuning`, read at the first call."""
         self._name = name
         self._most = most
         self._made = 0
@@ -162,6 +163,7 @@ class _Threads:
                 raise Unavailable(
                     f"{self.abandoned} calls hang and were abandoned: is a file system or server not answering?"
                 )
+            self._most = self._most or current().storage.io_threads
             self.calls.append(call)
             if self._idle >= len(self.calls):
                 self._change.notify()
@@ -434,11 +436,11 @@ def _forget_after_fork() -> None:
     global _io, _apart, _background, _background_lock
     if _background is not None:
         _inherited.append(_background)
-    _io, _apart = _Threads("bootseer-io", IO_THREADS), _Threads("bootseer-apart", APART_THREADS)
+    _io, _apart = _Threads("bootseer-io"), _Threads("bootseer-apart", APART_THREADS)
     _background, _background_lock = None, threading.Lock()
 
 
-_io = _Threads("bootseer-io", IO_THREADS)
+_io = _Threads("bootseer-io")
 _apart = _Threads("bootseer-apart", APART_THREADS)
 _background: _Background | None = None
 _background_lock = threading.Lock()

@@ -10,10 +10,11 @@
     [start]       strict
     [check]       use, pairs, own, paths, nics, expect_gpus, every_s, timeout_s, limits (a table: name = number)
     [rules]       use; and [[rule]], any number of them: log rules (docs/guide/rules.md)
+    [tuning.*]    limits of a package, listed in bootseer/tuning_limits.py
     [job]         folder, command, python: for `bootseer warm --jobs`, which has no command line for them
 
-Each key except those of [job] and [[rule]] stands for one flag of bootrun; TABLES is the whole mapping. Paths are
-relative to the working directory, as in flags.
+Each key except those of [job], [[rule]] and [tuning.*] stands for one flag of bootrun; TABLES has all of these.
+Paths are relative to the working directory, as in flags.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ NAME = "bootseer.toml"
 # Keys of [job], which are no flags: the working directory, the arguments of `bootrun`, and PYTHON_EXEC.
 JOB_DIRECTORY, JOB_COMMAND, JOB_PYTHON = "job folder", "job command", "job python"
 RULES = "rules"  # the [[rule]]s, unchecked: launcher/rules/rule.py checks them
+TUNING = "tuning"  # the limits of [tuning.*], checked, by PACKAGE.NAME
 MAX_BYTES = 1 << 20
 
 
@@ -183,9 +185,13 @@ def parse(data: bytes, shown: str) -> dict[str, Any]:
                 raise ConfigError(f"{_at(shown, text, table)}: each rule is a table: write [[rule]]")
             found[RULES] = keys
             continue
+        if table == TUNING:
+            found[TUNING] = _read_tuning(keys, text, shown)
+            continue
         known = TABLES.get(table)
         if known is None:
-            raise ConfigError(f"{_at(shown, text, table)}: unknown table [{table}]; there are {_names(TABLES)}")
+            tables_known = f"{_names(TABLES)}, {TUNING}"
+            raise ConfigError(f"{_at(shown, text, table)}: unknown table [{table}]; there are {tables_known}")
         if not isinstance(keys, dict):
             raise ConfigError(f"{_at(shown, text, table)}: {table} is a table: write [{table}]")
         for key, value in keys.items():
@@ -194,6 +200,33 @@ def parse(data: bytes, shown: str) -> dict[str, Any]:
             if setting is None:
                 raise ConfigError(f"{where}: unknown key {key!r} in [{table}]; there are {_names(known)}")
             found[setting.flag] = _check(setting, value, f"{where}: [{table}] {key}")
+    return found
+
+
+def _read_tuning(packages: Any, text: str, shown: str) -> dict[str, float | int]:
+    """Return the limits of [tuning.PACKAGE], by PACKAGE.NAME. Raises: ConfigError."""
+    from bootseer.tuning_limits import LIMITS, check_value
+
+    if not isinstance(packages, dict):
+        raise ConfigError(f"{_at(shown, text, TUNING)}: tuning is a table: write [tuning.PACKAGE]")
+    found: dict[str, float | int] = {}
+    for package, values in packages.items():
+        known = LIMITS.get(package)
+        where = _at(shown, text, TUNING, package)
+        if known is None:
+            raise ConfigError(f"{where}: unknown table [tuning.{package}]; there are {_names(LIMITS)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{where}: tuning.{package} is a table: write [tuning.{package}]")
+        for name, value in values.items():
+            where = _at(shown, text, TUNING, package, name)
+            if name not in known:
+                raise ConfigError(
+                    f"{where}: unknown key {name!r} in [tuning.{package}]; there are {_names(known)}"
+                )
+            try:
+                found[f"{package}.{name}"] = check_value(package, name, value)
+            except ValueError as error:
+                raise ConfigError(f"{where}: [tuning.{package}] {name} = {error}") from None
     return found
 
 
@@ -223,20 +256,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _at(shown: str, text: str, table: str, key: str = "") -> str:
+def _at(shown: str, text: str, *path: str) -> str:
     """Return FILE:LINE of a table, or of a key in it; FILE if this simple search does not find it."""
-    within = ""
+    within: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+\s*([^\]\s.]+)", line):
-            within = header[1].strip("\"'")
-            if not key and within == table:
-                return f"{shown}:{number}"
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
+            found = within = _words(header[1])
         elif name := re.match(r"\s*([^=#]+?)\s*=", line):
-            words = [word.strip(" \t\"'") for word in name[1].split(".")]
-            path = ([within] if within else []) + words
-            if path[: 2 if key else 1] == ([table, key] if key else [table]):
-                return f"{shown}:{number}"
+            found = within + _words(name[1])
+        else:
+            continue
+        if found[: len(path)] == list(path):
+            return f"{shown}:{number}"
     return shown
+
+
+def _words(path: str) -> list[str]:
+    return [word.strip(" \t\"'") for word in path.split(".")]
 
 
 def _names(known: Mapping[str, object]) -> str:

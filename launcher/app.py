@@ -43,6 +43,7 @@ def main(argv: list[str], pipes: Pipes) -> int:
     guard = SupervisorClient(loop, pipes)
     try:
         spec = build_spec(parse(argv, os.environ), os.environ)
+        os.environ.update(spec.tuning)  # helper processes inherit it
         for warning in () if spec.quiet else spec.warnings:
             console.say(f"warning: {warning}")
         for note in () if spec.quiet else spec.notes:

@@ -17,6 +17,7 @@ from launcher.rendezvous import options
 
 if TYPE_CHECKING:
     from bootseer.health.options import Options as CheckOptions
+    from bootseer.tuning import LauncherTuning
     from launcher.cli.image_options import ImageOptions
     from launcher.cli.quick_parse import Arguments
     from launcher.cli.setup_options import CachesOptions, SetupOptions
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 30.0
 PRELOAD_TIMEOUT_S = 120.0
+TUNING_VARIABLE = "BOOTSEER_TUNING"  # of bootseer.tuning, which is imported only if something is set
 _PROTECTED = ("SIGKILL", "SIGSTOP", "SIGCHLD")
 
 
@@ -116,6 +118,7 @@ class LaunchSpec(NamedTuple):
     max_membership_changes: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...]  # information for the user, such as which file was read
+    tuning: Mapping[str, str] = {}  # variables of changed limits, for all processes of the job
 
     @property
     def can_restart(self) -> bool:
@@ -166,7 +169,15 @@ class LaunchSpec(NamedTuple):
             setup_s=0.0 if self.setup is None else self.setup.max_s,
             setup_wait_s=0.0 if self.setup is None else self.setup.wait_s,
             steps=StepLimits() if self.steps is None else self.steps.limits,
+            tuning=self._launcher_tuning(),
         )
+
+    def _launcher_tuning(self) -> LauncherTuning | None:
+        if not self.tuning:
+            return None
+        from bootseer import tuning
+
+        return tuning.parse(self.tuning[TUNING_VARIABLE]).launcher
 
 
 def build_spec(
@@ -271,6 +282,7 @@ def build_spec(
         max_membership_changes=timing.max_membership_changes,
         warnings=tuple(warnings),
         notes=(note,) if note else (),
+        tuning=_tuning(args, environ),
     )
 
 
@@ -283,6 +295,15 @@ def _config(args: Arguments, environ: Mapping[str, str]) -> str:
     from launcher.cli.config_file import apply_config
 
     return apply_config(args, environ)
+
+
+def _tuning(args: Arguments, environ: Mapping[str, str]) -> Mapping[str, str]:
+    file, inherited = getattr(args, "tuning", None), environ.get(TUNING_VARIABLE, "")
+    if not file and not inherited:
+        return {}
+    from bootseer.tuning_limits import merge
+
+    return merge(file or {}, inherited)
 
 
 def _setup(args: Arguments) -> SetupOptions | None:

@@ -20,6 +20,8 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import pytest
 
+from bootseer import tuning
+
 SCRIPTS = sysconfig.get_path("scripts")
 BOOTRUN = os.path.join(SCRIPTS, "bootrun")
 TORCHRUN = os.path.join(SCRIPTS, "torchrun")
@@ -205,6 +207,15 @@ def clean_environ() -> dict[str, str]:
         for name, value in os.environ.items()
         if name == _OURS or (name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN))
     }
+
+
+def tune(monkeypatch: pytest.MonkeyPatch, **values: float) -> None:
+    """Change limits of this process, also beyond their bounds: `tune(monkeypatch, peers__begin_s=0.1)`."""
+    changed = tuning.current()
+    for path, value in values.items():
+        package, _, name = path.partition("__")
+        changed = changed._replace(**{package: getattr(changed, package)._replace(**{name: value})})
+    monkeypatch.setattr(tuning, "_last", (os.environ.get(tuning.VARIABLE, ""), changed))
 
 
 def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str = "") -> T:

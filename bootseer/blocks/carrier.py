@@ -20,9 +20,9 @@ from bootseer.linux.cpu_limits import usable_cores
 from bootseer.storage import RangeRequest
 from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import Index
+from bootseer.tuning import current
 
 TRIES = 2  # reads of a block from each store, besides the retries of its reader
-MAX_COMPUTING = 8  # threads that unpack blocks for which no reader waits
 
 Land = Callable[[dict[int, memoryview], list[int], dict[int, InFlightBlock], BlockRequest], None]
 
@@ -33,7 +33,8 @@ class FailoverReader:
     def __init__(self, index: Index, cache: TreeCache, sources: StoreSources, land: Land) -> None:
         self._index, self._cache, self._sources, self._land = index, cache, sources, land
         # Half of the processors: the other half belongs to the job that starts.
-        self._compute = asyncio.Semaphore(max(1, min(MAX_COMPUTING, usable_cores() // 2)))
+        most = min(current().blocks.unpack_threads, usable_cores() // 2)
+        self._compute = asyncio.Semaphore(max(1, most))  # for blocks for which no reader waits
         self.counts = {"demand_blocks": 0, "prefetch_blocks": 0, "wrong_blocks": 0}
 
     async def carry(

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from bootseer.errors import BootseerError, ConfigError, NotFound
 from bootseer.storage import RangeReader, SecondHand, Store
-
-DOWN_S = 10.0  # a store that failed is read last for so long
+from bootseer.tuning import current
 
 
 class StoreSource(NamedTuple):
@@ -41,7 +40,7 @@ class StoreSources:
     def failed(self, source: StoreSource, error: BootseerError) -> None:
         """Record that a read failed for good; a missing file is ignored, as other files may be there."""
         if not isinstance(error, NotFound):
-            self._down_until_s[source.place] = time.monotonic() + DOWN_S
+            self._down_until_s[source.place] = time.monotonic() + current().blocks.store_rest_s
 
     def wrong(self, source: StoreSource, path: str, offset: int, length: int) -> None:
         """Record that bytes from it are wrong: the peer that sent them is distrusted."""

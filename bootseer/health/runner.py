@@ -18,9 +18,9 @@ from typing import NamedTuple, NoReturn
 
 from bootseer.health.finding import HUNG, UNKNOWN, Finding, from_json, one_line
 from bootseer.linux.processes import read_process, set_death_signal, wait_channel
+from bootseer.tuning import current
 
 MAX_RESULT_BYTES = 1 << 20
-MAX_AT_ONCE = 16
 _END_S = 0.2  # for a killed process to end that waits in the kernel
 _SLOW_END_S = 10.0  # for one that does not: it ends as soon as an overloaded machine runs it
 _LOOK_S = 1.0
@@ -95,6 +95,7 @@ def run_tasks(
     start no further one.
     """
     left = {} if left is None else left
+    most = current().health.checks_at_once
     waiting = list(enumerate(tasks))
     waiting.reverse()
     done: dict[int, list[Finding]] = {}
@@ -104,7 +105,7 @@ def run_tasks(
         running: set[_Child] = set()
         try:
             while waiting or running:
-                while waiting and len(running) < MAX_AT_ONCE:
+                while waiting and len(running) < most:
                     number, task = waiting.pop()
                     if _still_hangs(task, left):
                         done[number] = [Finding(task.check, HUNG, "it still does not answer", task.where)]

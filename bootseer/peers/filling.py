@@ -16,10 +16,10 @@ from bootseer.peers.spans import SPAN_BYTES
 from bootseer.peers.spool import Spool, SpooledSpan, SpoolFullError
 from bootseer.storage import RangeReader, RangeRequest, Store
 from bootseer.storage.local.bounce import BouncePool
+from bootseer.tuning import current
 
 PIECE_BYTES = 1 << 20  # unit of reading, storing and sending
 PIECES_AT_ONCE = 4  # of one range
-RANGES_AT_ONCE = 32  # each uses at most SPAN_BYTES of memory
 TRIES = 2  # per piece; a waiting reader can use the store itself
 
 
@@ -29,7 +29,8 @@ class Filler:
     def __init__(self, spool: Spool, group: asyncio.TaskGroup) -> None:
         self._spool, self._group = spool, group
         self._readers: dict[str, RangeReader] = {}  # by id of the store
-        self._memory = BouncePool(SPAN_BYTES, RANGES_AT_ONCE)
+        self._ranges = current().peers.ranges_at_once  # each uses at most SPAN_BYTES of memory
+        self._memory = BouncePool(SPAN_BYTES, self._ranges)
         self._in_flight = 0
 
     def want(self, kept: SpooledSpan, store: Store, start: int, end: int) -> None:
@@ -99,7 +100,7 @@ class Filler:
     def _end(self, kept: SpooledSpan, start: int, end: int, _task: asyncio.Task[None]) -> None:
         self._in_flight -= 1
         if not self._in_flight:
-            self._memory = BouncePool(SPAN_BYTES, RANGES_AT_ONCE)  # an idle server has no buffers
+            self._memory = BouncePool(SPAN_BYTES, self._ranges)  # an idle server has no buffers
         kept.coming.remove(start, end)
         kept.note()
         self._spool.release(kept)

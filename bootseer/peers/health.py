@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-BEGIN_S = 3.0  # to connect and send a sign of life
-STALL_S = 5.0  # without another sign of life, or more bytes
 MIN_LATE_S = 5.0  # minimum time limit of a read from a peer
 FIRST_LATE_S = 15.0  # until durations are known: a link that all reads share does not mean a slow peer
 MAX_LATE_S = 15.0

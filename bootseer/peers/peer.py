@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from bootseer.peers import wire
 from bootseer.peers.auth import NONCE_BYTES, Handshake, Session
-from bootseer.peers.health import BEGIN_S, STALL_S
 from bootseer.peers.membership import Node
 from bootseer.peers.spans import ObjectName
+from bootseer.tuning import current
 
 MAX_IDLE = 16  # connections
 IDLE_S = 55.0  # less than the timeout of servers
@@ -71,7 +71,7 @@ class Peer:
         """
         read = _Read(name, start, view, asyncio.get_running_loop().time(), late_s)
         try:
-            async with asyncio.timeout(BEGIN_S) as read.scope:
+            async with asyncio.timeout(current().peers.begin_s) as read.scope:
                 ending = await self._read(read)
         except TimeoutError:
             ending = ReadOutcome.LATE
@@ -159,6 +159,7 @@ class _Read:
     ) -> None:
         self.name, self.start, self.view = name, start, view
         self._began_s, self._late_s = began_s, late_s
+        self._stall_s = current().peers.stall_s
         self.have = 0
         self.lived = False
         self.scope: asyncio.Timeout | None = None
@@ -167,7 +168,7 @@ class _Read:
         """Record a sign of life or bytes, and extend the time limit."""
         self.lived = True
         if self.scope is not None and not self.scope.expired():
-            self.scope.reschedule(min(now_s + STALL_S, self._began_s + self._late_s()))
+            self.scope.reschedule(min(now_s + self._stall_s, self._began_s + self._late_s()))
 
 
 class _Link:

@@ -23,8 +23,9 @@ from bootseer.errors import BootseerError, ConfigError
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer, encode
 from bootseer.linux import processes
 from bootseer.peers.membership import PeersFile
-from bootseer.peers.server import MAX_CONNECTIONS, PeerServer
-from bootseer.peers.spool import MAX_BYTES, Spool
+from bootseer.peers.server import PeerServer
+from bootseer.peers.spool import Spool
+from bootseer.tuning import current
 
 BACKLOG = 512
 MAX_LINE_BYTES = 64 << 10
@@ -95,7 +96,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--address", default="", help="Address to listen on (default: all addresses of this node)")
     parser.add_argument("--port", type=int, default=0, help="Port to listen on (default: a free port)")
     parser.add_argument("--spool", required=True, help="Directory for the data that is stored for other nodes")
-    parser.add_argument("--spool-bytes", type=int, default=MAX_BYTES)
+    parser.add_argument("--spool-bytes", type=int, default=current().peers.spool_bytes)
     parser.add_argument(
         "--upload-bytes-per-s",
         type=float,
@@ -110,7 +111,7 @@ def main(argv: Sequence[str], kind: type[PeerServer] = PeerServer) -> int:
     """Run the server and return the exit status. Args: kind: a class with faults, in tests."""
     args = parse(argv)
     try:
-        processes.allow_files(2 * MAX_CONNECTIONS)
+        processes.allow_files(2 * current().peers.max_connections)
         spool = Spool(args.spool, args.spool_bytes)
         with listen(args.address, args.port) as listener:
             server = kind(

@@ -28,8 +28,8 @@ from bootseer.peers.spool import Spool, SpooledSpan, SpoolFullError
 from bootseer.storage import Store, open_store
 from bootseer.storage.engine.rate_limit import RateLimiter
 from bootseer.storage.paths import check_path
+from bootseer.tuning import current
 
-MAX_CONNECTIONS = 1024
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections
 HANDSHAKE_S = 5.0  # for authentication
 IDLE_S = 90.0  # between two requests; clients close idle ones sooner
@@ -69,6 +69,7 @@ class PeerServer:
         self._replaced: list[Store] = []
         self._known: tuple[JobPeers, dict[str, Origin]] | None = None  # last state of the file
         self._filler: Filler | None = None
+        self._max_connections = current().peers.max_connections
         self._connections = self._unauthenticated = 0
         self._first_requests: dict[tuple[str, str], float] = {}  # directory of a store: time of its first request
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -87,7 +88,7 @@ class PeerServer:
                     except OSError:
                         await asyncio.sleep(ACCEPT_PAUSE_S)
                         continue
-                    if self._connections >= MAX_CONNECTIONS or self._unauthenticated >= MAX_UNAUTHENTICATED:
+                    if self._connections >= self._max_connections or self._unauthenticated >= MAX_UNAUTHENTICATED:
                         self._counts["refused"] += 1
                         sock.close()
                     else:

@@ -21,8 +21,8 @@ from bootseer.errors import ConfigError, StorageError
 from bootseer.linux.fallocate import punch_hole
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
 from bootseer.storage.engine.extents import Extents
+from bootseer.tuning import DEFAULTS
 
-MAX_BYTES = 4 << 30
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Key = tuple[ObjectName, int]  # with the number of the span
@@ -60,7 +60,7 @@ class Spool:
     Raises: ConfigError if it cannot be created there.
     """
 
-    def __init__(self, folder: str, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, folder: str, max_bytes: int = DEFAULTS.peers.spool_bytes) -> None:
         if max_bytes < SPAN_BYTES:
             raise ConfigError(f"{folder}: a spool of {max_bytes} bytes; at least {SPAN_BYTES} are needed")
         self._most = max_bytes // SPAN_BYTES  # slots

@@ -12,19 +12,21 @@ from urllib.parse import unquote, urlsplit
 from bootseer.errors import ConfigError
 from bootseer.storage.paths import HDFS_SCHEMES, OBJECT_SCHEMES, WEB_SCHEMES, is_chained, redact, scheme_of
 from bootseer.storage.protocol import Store
+from bootseer.tuning import current
 
-TIMEOUT_S = 30.0
 _NONE: Mapping[str, object] = {}
 
 
-def open_store(url: str, *, timeout_s: float = TIMEOUT_S, options: Mapping[str, object] = _NONE) -> Store:
+def open_store(url: str, *, timeout_s: float | None = None, options: Mapping[str, object] = _NONE) -> Store:
     """Open the store whose root is `url`. Sends no request yet.
 
-    `timeout_s`: the longest time without progress for any call. `options` depend on the kind of store.
+    `timeout_s`: the longest time without progress for any call; None: as `tuning` says. `options` depend on the
+    kind of store.
 
     Raises: ConfigError for an invalid URL or option, and for a missing package.
     """
     scheme = scheme_of(url)
+    timeout_s = current().storage.timeout_s if timeout_s is None else timeout_s
     if "\0" in url or not url:
         raise ConfigError(f"{redact(url)!r} is neither a URL nor a path")
     if timeout_s <= 0:
@@ -59,7 +61,9 @@ def open_store(url: str, *, timeout_s: float = TIMEOUT_S, options: Mapping[str, 
     return _open_fsspec(url, timeout_s, options)
 
 
-def open_at(url: str, *, timeout_s: float = TIMEOUT_S, options: Mapping[str, object] = _NONE) -> tuple[Store, str]:
+def open_at(
+    url: str, *, timeout_s: float | None = None, options: Mapping[str, object] = _NONE
+) -> tuple[Store, str]:
     """Open the store of the parent directory of `url`, and return it with the name in it."""
     directory, name = split_url(url)
     return open_store(directory, timeout_s=timeout_s, options=options), name

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
 
+from bootseer.tuning import current
 from launcher.agent.event_files import EventFile
 from launcher.base.loop import Alarm, EventLoop
 from launcher.rendezvous.clock import UNKNOWN_NS
@@ -26,7 +27,6 @@ LAST_S = 1.0  # for the last events at the end of the job
 _LAST_AGAIN_S = 0.01
 ROUND_BYTES = 1024 * 1024  # read before other callbacks get a turn
 LAST_ROUNDS = 8
-MAX_BEHIND_BYTES = 64 * 1024 * 1024  # of one file; older lines are counted and not sent
 _KEPT_BEHIND_BYTES = 1024 * 1024
 _SKIP_BYTES = 16 * 1024 * 1024  # in one round
 REPORT_DROPS_S = 10.0  # if there is no line to send them with
@@ -74,6 +74,7 @@ class Shipper:
         self._until_s = 0.0  # of the last events
         self._state = State.AT_WORK
         self._batches = self._lines = self._bytes = 0
+        self._max_behind_bytes = current().launcher.event_backlog_bytes  # of one file
         self._set_nodes(nodes)
         self._plan(self._period_s * _random())
 
@@ -184,7 +185,7 @@ class Shipper:
         """Skip and count the oldest part of one file that has grown too fast; return whether there is one."""
         for file in self._files:
             behind = file.behind()
-            if behind > MAX_BEHIND_BYTES:
+            if behind > self._max_behind_bytes:
                 file.skip(min(behind - _KEPT_BEHIND_BYTES, _SKIP_BYTES), self._drops)
                 return True
         return False
@@ -239,7 +240,7 @@ class Shipper:
     def _end_files(self) -> None:
         for file in self._files:
             if file.behind():
-                file.skip(MAX_BEHIND_BYTES, self._drops)
+                file.skip(self._max_behind_bytes, self._drops)
             file.end(self._drops)
         self._files.clear()
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bootseer.job_file import NAME, RULES, TABLES, read_job_file
+from bootseer.job_file import NAME, RULES, TABLES, TUNING, read_job_file
 from launcher.cli.flags import FLAGS
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def find_directories(args: Arguments) -> list[str]:
 
 def fill(args: Arguments, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     """PURE: copy the settings of a file into a parsed command line that does not set them."""
+    args.tuning = settings.get(TUNING, {})
     flags = {flag.names[0]: flag for flag in FLAGS}
     switches = {setting.flag: setting.off for keys in TABLES.values() for setting in keys.values() if setting.off}
     for name, value in settings.items():

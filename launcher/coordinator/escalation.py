@@ -61,8 +61,9 @@ class Decision(NamedTuple):
 class Ladder:
     """The escalation ladder of one job."""
 
-    def __init__(self, steps: Collection[Step] = ()) -> None:
+    def __init__(self, steps: Collection[Step] = (), calm_s: float = CALM_S) -> None:
         """Args: steps: the expensive steps that were requested."""
+        self._calm_s = calm_s
         self._steps = frozenset(steps)
         self._taken: set[Step] = set()  # in this row
         self._passed: set[str] = set()  # classes that had their reattempt
@@ -77,7 +78,7 @@ class Ladder:
 
     def after_failure(self, fault: Fault, lived_s: float) -> Decision:
         """Choose the step after a failure. Args: lived_s: how long the attempt has run."""
-        if lived_s >= CALM_S:
+        if lived_s >= self._calm_s:
             self._taken.clear()
             self._passed.clear()
             self._in_a_row, self._has_evicted = 0, False

@@ -26,7 +26,8 @@ class MachineFault(NamedTuple):
 class Exclusion:
     """The excluded hosts, and why."""
 
-    def __init__(self) -> None:
+    def __init__(self, again_s: float = AGAIN_S) -> None:
+        self._again_s = again_s
         self._seen: list[tuple[float, MachineFault]] = []
         self.why: dict[str, str] = {}  # by host
         self._unfit: set[str] = set()  # hosts that a check has excluded
@@ -38,7 +39,7 @@ class Exclusion:
         on.
         """
         found = list(faults)
-        self._seen = [(at_s, fault) for at_s, fault in self._seen if now_s - at_s <= AGAIN_S]
+        self._seen = [(at_s, fault) for at_s, fault in self._seen if now_s - at_s <= self._again_s]
         news: list[MachineFault] = []
         if len({fault.host for fault in found}) == 1:
             for fault in found:

@@ -45,7 +45,8 @@ class NoProgress:
     job without an optimizer never counts steps, and can still progress.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_in_a_row: int = MAX_WITHOUT_PROGRESS) -> None:
+        self._max_in_a_row = max_in_a_row
         self._makes_steps = False
         self._best: int | None = None
         self._in_a_row = 0
@@ -63,7 +64,7 @@ class NoProgress:
             self._best, self._in_a_row = number, 0
             return ""
         self._in_a_row += 1
-        if self._in_a_row < MAX_WITHOUT_PROGRESS:
+        if self._in_a_row < self._max_in_a_row:
             return ""
         where = "made a step" if self._best is None else f"got beyond step {self._best}"
         return f"none of the last {self._in_a_row} attempts has {where}"
@@ -94,11 +95,19 @@ class MembershipChanges:
 class RestartPolicy:
     """The restart budget, and the backoff before a restart."""
 
-    def __init__(self, max_restarts: int, early_s: float, backoff_s: float, refill_s: float | None = None) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        early_s: float,
+        backoff_s: float,
+        refill_s: float | None = None,
+        max_backoff_s: float = MAX_BACKOFF_S,
+    ) -> None:
         self._max_restarts = max_restarts
         self._early_s = early_s  # an attempt that fails sooner is retried with backoff
         self._backoff_s = backoff_s  # 0: no backoff
         self._refill_s = refill_s
+        self._max_backoff_s = max_backoff_s
         self.used = 0  # of the budget
         self.count = 0  # failures so far that were followed by a restart
         self.early_in_a_row = 0
@@ -119,4 +128,4 @@ class RestartPolicy:
         self.early_in_a_row = self.early_in_a_row + 1 if lived_s < self._early_s else 0
         if self.early_in_a_row < 2:
             return 0.0  # the first early failure may be chance
-        return min(MAX_BACKOFF_S, self._backoff_s * 2.0 ** min(self.early_in_a_row - 2, 10))
+        return min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self.early_in_a_row - 2, 10))

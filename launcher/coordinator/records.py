@@ -5,6 +5,7 @@ from __future__ import annotations
 from bootseer.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bootseer.tuning import LauncherTuning
     from launcher.coordinator.nodes import JobNodes
     from launcher.coordinator.orders import Outbox
     from launcher.monitor.failure.notes import FailureNotes
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 class JobRecords:
     """The failure records of one job."""
 
-    def __init__(self, run_id: str, nodes: JobNodes, outbox: Outbox) -> None:
+    def __init__(self, run_id: str, nodes: JobNodes, outbox: Outbox, tuning: LauncherTuning | None = None) -> None:
         self._run_id = run_id
+        self._tuning = tuning
         self._nodes = nodes
         self._outbox = outbox
         self.notes: FailureNotes | None = None  # from the first failure on
@@ -26,7 +28,12 @@ class JobRecords:
         if self.notes is None:
             from launcher.monitor.failure.notes import FailureNotes
 
-            self.notes = FailureNotes(self._run_id)
+            tuning = self._tuning
+            self.notes = (
+                FailureNotes(self._run_id)
+                if tuning is None
+                else FailureNotes(self._run_id, max_pages=tuning.failure_records)
+            )
         return self.notes
 
     def decided(self, action: str, rule: str, backoff_s: float = 0.0) -> None:

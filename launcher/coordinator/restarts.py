@@ -49,7 +49,8 @@ class Restarts:
         self._rules = state.rules
         self._take_machines = take_machines
         self._same_error = SameError()
-        self._no_progress = NoProgress()
+        tuning = state.rules.tuning
+        self._no_progress = NoProgress() if tuning is None else NoProgress(tuning.attempts_without_progress)
         self._port_retries = 0
 
     def decide(self, verdict: tuple[int, str] | None, now_s: float, *, hang_lasts: bool) -> End | Again:

@@ -125,7 +125,15 @@ class RunningRanks:
             from launcher.monitor.hang.settings import HangSettings
             from launcher.monitor.watch import HangWatch
 
-            self._hangs = HangWatch(HangSettings(min_s=self._rules.hang_least_s))
+            settings, tuning = HangSettings(min_s=self._rules.hang_least_s), self._rules.tuning
+            if tuning is not None:
+                settings = settings._replace(
+                    first_s=tuning.hang_first_s,
+                    busy_s=tuning.hang_busy_s,
+                    working_s=tuning.hang_working_s,
+                    stacks_s=tuning.hang_stacks_s,
+                )
+            self._hangs = HangWatch(settings)
             self._begin_hangs(self._hangs, now_s)
         yield from self._report_hangs(self._hangs.looked(number, facts, now_s), now_s)
 

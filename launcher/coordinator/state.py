@@ -7,10 +7,11 @@ from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.coordinator.attempt import Attempt
 from launcher.coordinator.nodes import JobNodes
 from launcher.coordinator.orders import Outbox
-from launcher.coordinator.policy import MembershipChanges, RestartPolicy, StepLimits
+from launcher.coordinator.policy import MAX_BACKOFF_S, MembershipChanges, RestartPolicy, StepLimits
 from launcher.coordinator.records import JobRecords
 
 if TYPE_CHECKING:
+    from bootseer.tuning import LauncherTuning
     from launcher.rules.rule import Rule
 
 
@@ -46,6 +47,7 @@ class JobRules(NamedTuple):
     setup_s: float = 0.0  # time for set-up on top of join_s, until all environments exist
     setup_wait_s: float = 0.0  # for the node that builds the environment
     steps: StepLimits = StepLimits()  # of the escalation ladder
+    tuning: LauncherTuning | None = None  # changed limits
 
 
 class Phase(Enum):
@@ -70,11 +72,17 @@ class JobState:
         self.phase = Phase.GATHERING
         self.attempt = Attempt()
         self.signum = 0  # of the first signal that ends the job
-        self.restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
+        self.restarts = RestartPolicy(
+            rules.max_restarts,
+            rules.early_s,
+            rules.backoff_s,
+            rules.restart_refill_s,
+            MAX_BACKOFF_S if rules.tuning is None else rules.tuning.max_backoff_s,
+        )
         self.changes = MembershipChanges(rules.max_membership_changes)
         self.nodes = JobNodes(rules.static)
         self.outbox = Outbox(self.nodes.by_number.keys())
-        self.records = JobRecords(rules.run_id, self.nodes, self.outbox)
+        self.records = JobRecords(rules.run_id, self.nodes, self.outbox, rules.tuning)
 
     @property
     def may_go_on(self) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launcher.base.facts import Hang, HangKind, RankFacts
 from launcher.monitor.collectives.accelerators import DeviceUse, describe_uses, find_awaited_ranks, unpack_uses
 from launcher.monitor.hang.detector import HangDetector
-from launcher.monitor.hang.settings import HangSettings
+from launcher.monitor.hang.settings import STACKS_S, HangSettings
 from launcher.monitor.hang.waiting import all_sleep, find_awaited, is_in_collective
 from launcher.monitor.samples.stacks import (
     Frame,
@@ -50,7 +50,6 @@ NEAR_S = 8.0  # without a step: from then on sampling is more frequent
 NEAR_SAMPLE_S, NEAR_PART = 0.5, 0.03  # the interval then, or as this part of the silence
 MIN_JUDGE_S = 0.25  # between two judgements
 NODES_A_SECOND = 250  # limit of messages a second to the coordinator: nodes of a large job sample more rarely
-STACKS_S = 6.0  # for all nodes to send the stacks of their ranks
 # Queries and samples if some ranks are busy: a rank that evaluates is in the same call at times.
 ROUNDS, ROUND_S, ENOUGH_SAMPLES = 10, 0.15, 90
 EARLY_ROUNDS = 3
@@ -110,6 +109,7 @@ class _OpenQuery(NamedTuple):
     rounds: int = 1  # of queries
     next_ask_s: float | None = None  # when another one is due
     slow: SlowSteps | None = None  # set if the query is about slow steps, not a hang
+    stacks_s: float = STACKS_S
 
     @property
     def until_s(self) -> float:
@@ -117,7 +117,7 @@ class _OpenQuery(NamedTuple):
         lasts_s = (
             0.0 if self.slow is None else sum(round_s(each, self.slow.takes_s) for each in range(SLOW_ROUNDS))
         )
-        return self.began_s + lasts_s + STACKS_S
+        return self.began_s + lasts_s + self.stacks_s
 
 
 class _AwaitedSpinning(NamedTuple):
@@ -277,7 +277,9 @@ class HangWatch:
         self._rounds = StackRounds()
         if hang.kind not in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL):
             self._held = None  # a held finding is examined again
-        return self._ask_again(_OpenQuery(hang, now_s, self._nodes, 0, slow=slow))
+        return self._ask_again(
+            _OpenQuery(hang, now_s, self._nodes, 0, slow=slow, stacks_s=self._settings.stacks_s)
+        )
 
     def _ask_again(self, opened: _OpenQuery) -> StackQuery:
         self._answers.clear()

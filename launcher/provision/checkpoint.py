@@ -31,7 +31,6 @@ from launcher.supervisor.client import SupervisorClient
 if TYPE_CHECKING:
     from launcher.provision.peers import NodePeers
 
-SILENCE_LIMIT_S = 90.0  # while an answer is due; the service sends a sign of life every 10 s
 PROGRESS_EVERY_S = 5.0
 # After the load. Compiling takes minutes; without a visible first step the job keeps the memory until its end.
 FIRST_STEP_WARNING_S = 600.0
@@ -103,7 +102,7 @@ class NodeCheckpoint:
             return
         self._loop.add_reader(self._listener.fileno(), self._accept)
         argv = command_of("bootseer.checkpoint.service.service")
-        self._supervisor.serve(self._number, argv, {}, self._unset, address)
+        self._supervisor.serve(self._number, argv, dict(self._spec.tuning), self._unset, address)
         spec, is_last = self._spec, self._number + 1 >= MAX_SERVICES
         self._lines.ask(
             "start",
@@ -385,7 +384,10 @@ class NodeCheckpoint:
     # ---- failures and the end --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self._watchdog.set(SILENCE_LIMIT_S, self._fail, f"it has sent no message for {SILENCE_LIMIT_S:g} s")
+        from bootseer.tuning import current
+
+        limit_s = current().launcher.checkpoint_silence_s
+        self._watchdog.set(limit_s, self._fail, f"it has sent no message for {limit_s:g} s")
 
     def _fail(self, why: str) -> None:
         """Replace a failed service, or let ranks read the files themselves."""

@@ -25,10 +25,9 @@ from launcher.spec import LaunchSpec
 if TYPE_CHECKING:
     from launcher.provision.peers import NodePeers
 
-# How long ranks wait for caches: longer than the limit of restoring (bootseer.env.compile_cache.caches.SEED_S) and
-# the probe.
-OPEN_PATIENCE_S = 100.0
-SEED_PATIENCE_S = 60.0  # a capture of the last attempt may still run
+# How long ranks wait for caches, on top of the limit of restoring (`env.cache_seed_s` of `tuning`).
+OPEN_PATIENCE_S = 70.0  # for the probe
+SEED_PATIENCE_S = 30.0  # a capture of the last attempt may still run
 
 
 class CachesSpan(NamedTuple):
@@ -235,6 +234,9 @@ class NodeCaches:
         self._disable(f"their service failed: {why}")
 
     def _patience(self, seconds: float) -> None:
+        from bootseer.tuning import current
+
+        seconds += current().env.cache_seed_s
         self._timer.set(seconds, self._on_silence, seconds)
         self._waiting.begin()
 

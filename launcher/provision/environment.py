@@ -36,7 +36,6 @@ MAX_SERVICES = 2
 MAX_FAULTS = 2  # attempts with an unreadable mount, after which the job no longer mounts
 LOST_KNOWN_S = 3.0  # until the loss of an image is known: its service checks each second
 STABLE_S = 60.0  # a mount that lasted this long does not count
-SILENCE_S = 300.0  # without a message, beyond the time limits of set-up and of waiting
 # At most this share of join_timeout, so that a job on several nodes does not end before a fallback has run set-up.
 SILENCE_SHARE = 1 / 3
 MAX_TAIL_LINES = 20
@@ -655,7 +654,10 @@ class SetupService:
         """Restart the count of the service's silence."""
         self._watchdog.cancel()
         if self._is_awaited() and self._process is not None and self._limit_s is not None:
-            limit_s = min(SILENCE_S, self._spec.join_timeout_s * SILENCE_SHARE) + self._limit_s
+            from bootseer.tuning import current
+
+            silence_s = current().launcher.environment_silence_s
+            limit_s = min(silence_s, self._spec.join_timeout_s * SILENCE_SHARE) + self._limit_s
             self._watchdog.set(limit_s, self._end_silent, limit_s)
 
     def stop_watching(self) -> None:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 MAX_SERVICES = 3  # starts in a row, until the job fails
 STABLE_S = 60.0  # a service that has worked for so long does not count
-# Without a message while an answer is due. Unpacking logs a line every 10 s; a store's retries take minutes.
-OPEN_SILENCE_S = 900.0
-SHOW_SILENCE_S = 180.0  # longer than the waits of bootseer.mounts.sandbox.process
+SHOW_SILENCE_S = (
+    180.0  # without a message while an answer is due; longer than the waits of bootseer.mounts.sandbox.process
+)
 LOCK_EVERY_S = 0.2
 RANK_DIR = f"{OWN_DIRECTORY}/rank"  # in the image: Bootseer's files for ranks
 LISTING = f"{RANK_DIR}/list_distributions.py"
@@ -193,7 +193,11 @@ class NodeImage:
         if self._service is None:
             return
         if self._state is State.OPENING:
-            self._watchdog.set(OPEN_SILENCE_S, self._on_silence_timeout, OPEN_SILENCE_S)
+            from bootseer.tuning import current
+
+            # Unpacking logs a line every 10 s; a store's retries take minutes.
+            limit_s = current().launcher.image_silence_s
+            self._watchdog.set(limit_s, self._on_silence_timeout, limit_s)
         elif self._state is State.OPEN and (self._showing or self._is_showing_from or self._hiding):
             self._watchdog.set(SHOW_SILENCE_S, self._on_silence_timeout, SHOW_SILENCE_S)
 

@@ -38,6 +38,8 @@ class JobValues(Protocol):
     def virtual_local_rank(self) -> bool: ...
     @property
     def signals_text(self) -> str: ...  # --signals-to-handle as given
+    @property
+    def tuning(self) -> Mapping[str, str]: ...  # variables of changed limits
 
 
 def constant_environ(job: JobValues, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -58,6 +60,7 @@ def constant_environ(job: JobValues, inherited: Mapping[str, str]) -> dict[str, 
         environ["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
     elif job.nproc > 1:
         environ["OMP_NUM_THREADS"] = "1"
+    environ.update(job.tuning)
     return environ
 
 

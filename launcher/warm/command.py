@@ -46,6 +46,7 @@ def _once(options: Options, args: argparse.Namespace) -> int:
     from launcher.warm.stages import Warmer, WarmLimits, stages_of
 
     spec = build_spec(args, os.environ)
+    os.environ.update(spec.tuning)  # helper processes inherit it
     if not stages_of(spec):
         raise UsageError(
             "this job has nothing to warm: name an image (--image), set-up (--setup and --env-store),"

@@ -19,6 +19,7 @@ from bootseer.errors import BootseerError, NotFound, StorageError
 from bootseer.ipc.channel import Channel
 from bootseer.linux.child_processes import end_process
 from bootseer.own_module import command_of
+from bootseer.tuning import current
 from launcher.spec import LaunchSpec
 from launcher.warm.options import is_named
 from launcher.warm.results import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from bootseer.mounts.sandbox.process import ImageSandbox
     from bootseer.mounts.tree_daemon.fill import FillLimits
 
-CACHES_PATIENCE_S = 120.0  # for the process that seeds first-step caches
+CACHES_PATIENCE_S = 90.0  # for the process that seeds first-step caches, on top of the limit of fetching them
 BRIEF_S = 1.0  # idle time after which their mount ends, so that the job's start is recorded
 
 Say = Callable[[str], object]  # a line for users
@@ -430,7 +431,7 @@ def _ask_caches(prefix: tuple[str, ...], order: Mapping[str, object]) -> dict[st
         try:
             channel = Channel(ours)
             channel.send(order)
-            answer = channel.receive(CACHES_PATIENCE_S)
+            answer = channel.receive(CACHES_PATIENCE_S + current().env.cache_seed_s)
             if answer is None:
                 raise StorageError("the compile-cache service has ended")
             channel.shutdown()

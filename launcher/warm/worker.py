@@ -72,6 +72,7 @@ def _work(order: dict[str, Any], tell: Any, daemon: Channel) -> None:
     args.config = os.devnull  # the job file has the settings; bootseer.toml in its directory is for bootrun
     fill(args, job.settings, os.environ)
     spec = build_spec(args, os.environ)
+    os.environ.update(spec.tuning)  # helper processes inherit it
     told = {"": 0}
 
     def progress(stage: str, done: int, total: int) -> None:

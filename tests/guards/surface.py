@@ -80,11 +80,15 @@ def _list_parser(path: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 def list_settings() -> Iterator[str]:
     """[TABLE] KEY: what it may hold, in bootseer.toml."""
     from bootseer.job_file import TABLES
+    from bootseer.tuning_limits import LIMITS, is_whole
 
     for table, keys in TABLES.items():
         for key, setting in keys.items():
             choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
             yield f"[{table}] {key}: {setting.kind.name}{choices} as {setting.flag}"
+    for package, limits in LIMITS.items():
+        for name in limits:
+            yield f"[tuning.{package}] {name}: {'NUMBER' if is_whole(name) else 'SECONDS'}"
 
 
 def list_variables() -> Iterator[str]:

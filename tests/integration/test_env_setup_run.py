@@ -18,7 +18,7 @@ from bootseer.env.service import commands as setup_run
 from bootseer.env.service.commands import SetupResult, run_setup, setup_environ
 from bootseer.errors import SetupFailed
 from tests.integration.captured_envs import environ_of, make_venv
-from tests.support import is_running, marked_processes, wait_until
+from tests.support import is_running, marked_processes, tune, wait_until
 
 Run = Callable[..., SetupResult]
 
@@ -187,7 +187,7 @@ def test_supervisor_that_is_killed(run: Run, tmp_path: Path) -> None:
 
 
 def test_endless_output(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup_run, "MAX_LOG_BYTES", 1 << 20)
+    tune(monkeypatch, env__setup_log_bytes=1 << 20)
     with pytest.raises(SetupFailed, match="it wrote more than 1 MiB"):
         run("yes")
 

@@ -19,7 +19,7 @@ import pytest
 from bootseer import aio
 from bootseer.blocks import BlockFetcher, Prefetcher
 from bootseer.errors import DigestMismatch, IntegrityError, NotFound, StorageError
-from bootseer.peers import PeerStore, health, peer, write_peers
+from bootseer.peers import PeerStore, health, write_peers
 from bootseer.peers.auth import origin_id
 from bootseer.peers.health import State
 from bootseer.peers.spans import SPAN_BYTES, ObjectName, cut, owners
@@ -31,6 +31,7 @@ from bootseer.testing.faulty_peer import PeerFault
 from bootseer.tree.reading import StoreBlocks
 from tests import support
 from tests.peer_nodes import PeerNode, PeerNodes
+from tests.support import tune
 from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 
 MIB = 1 << 20
@@ -49,8 +50,7 @@ def server() -> Iterator[FaultyHttpServer]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers get little time."""
-    monkeypatch.setattr(peer, "BEGIN_S", SHORT_S)
-    monkeypatch.setattr(peer, "STALL_S", SHORT_S)
+    tune(monkeypatch, peers__begin_s=SHORT_S, peers__stall_s=SHORT_S)
     for name in ("MIN_LATE_S", "FIRST_LATE_S", "MAX_LATE_S"):
         monkeypatch.setattr(health, name, 2 * SHORT_S)
 
@@ -197,7 +197,7 @@ def test_a_slow_store_does_not_make_its_owner_late(
     server: FaultyHttpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sign of life says that it waits as well: nobody else asks the store for the same."""
-    monkeypatch.setattr(peer, "BEGIN_S", SHORT_S)
+    tune(monkeypatch, peers__begin_s=SHORT_S)
     monkeypatch.setattr("bootseer.peers.server.KEEPALIVE_S", 0.1)
     server.plan = [HttpFault(HttpKind.SLOW, delay_s=3 * SHORT_S)]
     with PeerNodes(tmp_path, server.url, 3) as nodes:

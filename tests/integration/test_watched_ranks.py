@@ -20,7 +20,7 @@ from launcher.monitor.samples.sampler import Sampler
 from launcher.monitor.samples.stack_collector import StackCollector
 from launcher.monitor.samples.stacks import RankStacks, Source, find_odd, group_stacks
 from tests.integration.watched_ranks import Logs, SeenRank, collect, find_ranks
-from tests.support import BOOTRUN, Program, Programs, is_running, wait_until
+from tests.support import BOOTRUN, Program, Programs, is_running, tune, wait_until
 
 TOOLS = """
 import os, signal, sys, time
@@ -396,7 +396,7 @@ END
 def test_py_spy_is_asked_where_there_is_no_handler(
     program: Programs, tmp_path: Path, loop: Loop, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "PY_SPY_S", 0.5)
+    tune(monkeypatch, launcher__py_spy_s=0.5)
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin/py-spy"
     if script != "gone":

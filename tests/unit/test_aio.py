@@ -15,6 +15,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.errors import NotFound, Unavailable
+from bootseer.tuning import DEFAULTS
 from tests.support import wait_until
 
 
@@ -64,14 +65,14 @@ def test_run_io_runs_in_a_thread_and_gives_what_came() -> None:
 
 
 def test_run_io_uses_as_many_threads_as_calls_up_to_its_bound() -> None:
-    blocks = [Block() for _ in range(aio.IO_THREADS + 8)]
+    blocks = [Block() for _ in range(DEFAULTS.storage.io_threads + 8)]
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
             for block in blocks:
                 group.create_task(aio.run_io(block))
-            await until(lambda: sum(block.has_begun.is_set() for block in blocks) == aio.IO_THREADS)
-            assert aio.statistics()["io_threads"] == aio.IO_THREADS
+            await until(lambda: sum(block.has_begun.is_set() for block in blocks) == DEFAULTS.storage.io_threads)
+            assert aio.statistics()["io_threads"] == DEFAULTS.storage.io_threads
             assert aio.statistics()["io_waiting"] == 8
             for block in blocks:
                 block.go.set()
@@ -104,7 +105,7 @@ def test_a_cancelled_run_io_waits_for_its_call(cancels: int) -> None:
 
 
 def test_a_cancelled_run_io_that_has_not_begun_never_does() -> None:
-    blocks = [Block() for _ in range(aio.IO_THREADS)]
+    blocks = [Block() for _ in range(DEFAULTS.storage.io_threads)]
     ran = []
 
     async def main() -> None:

@@ -36,10 +36,11 @@ from bootseer.checkpoint.writing.committing import check_keep, commit, delete_ol
 from bootseer.checkpoint.writing.writer import Geometry, VersionWriter, default_geometry
 from bootseer.errors import CheckpointError, ConfigError
 from bootseer.storage import open_store
+from bootseer.tuning import current
 
 FILE_BYTES = 1 << 30  # of one file: a rank with tensors on a GPU holds so many in memory, times FILES_AT_ONCE
 FILES_AT_ONCE = 2
-BUFFER_BYTES = 256 << 20  # of units being written, per rank
+BUFFER_PART = 2  # of the buffer of other saves: several ranks of a node write
 SMALL_BYTES = 64 << 10  # smaller writes of torch.save are copied, larger ones refer to the tensor's memory
 FILES_ENTRY = "bootseer.files"  # name of the result in which a rank reports its files to the coordinator
 
@@ -166,7 +167,12 @@ class BootseerWriter(StorageWriter):  # type: ignore[misc]  # torch is not typed
         store = open_store(self._url)
         prefix = f"r{rank:05d}-"
         writer = VersionWriter(
-            store, "", version, geometry=self._geometry(store), prefix=prefix, buffer_bytes=BUFFER_BYTES
+            store,
+            "",
+            version,
+            geometry=self._geometry(store),
+            prefix=prefix,
+            buffer_bytes=current().checkpoint.save_buffer_bytes // BUFFER_PART,
         )
         pending: deque[tuple[list[WriteResult], Done[StripedFile]]] = deque()
         try:

@@ -27,10 +27,10 @@ from bootseer.checkpoint.service.release import MemoryRelease
 from bootseer.checkpoint.service.resolving import News, Resolver, pinned_of
 from bootseer.checkpoint.service.start_options import StartOptions
 from bootseer.checkpoint.versions.pinned import Pinned
+from bootseer.tuning import current
 
 MAX_FILLERS = 3  # that may die before ranks get their files by another method
 PROGRESS_S = 0.5
-AWAY_S = 60.0  # how long a store may send nothing while ranks wait
 
 
 class State(Enum):
@@ -358,7 +358,7 @@ class Loader:
         if self._state is not State.LOADING or not self._awaited.is_waiting or not self._memory.is_filling:
             return
         now_s = time.monotonic()
-        if why := self._awaited.why_given_up(now_s, AWAY_S):
+        if why := self._awaited.why_given_up(now_s, current().checkpoint.store_silence_s):
             self._serve_own_path(why, AWAY)
             return
         self._answers.say_alive()

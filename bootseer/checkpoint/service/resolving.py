@@ -30,9 +30,9 @@ from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChang
 from bootseer.ipc.framing import encode
 from bootseer.storage.paths import redact
 from bootseer.storage.places import why_url_is_invalid
+from bootseer.tuning import current
 
 NOTHING, UNUSABLE, MISPLACED = "none", "unusable", "misplaced"
-TRIES_S = 60.0  # a short outage of a store must not end a job
 PIN_TRIES_S = 10.0  # another node has just seen it: cached listings of this node expire
 PIN_WAIT_S = 0.5
 REPORT_AFTER_S = 3.0
@@ -192,7 +192,7 @@ def run_resolver(
             timer.cancel()
 
     async def patiently() -> News:
-        policy = aio.RetryPolicy(tries=30, base_s=0.5, max_s=5.0, budget_s=TRIES_S)
+        policy = retry_policy()
         while True:
             try:
                 return await aio.retry(policy, attempt)
@@ -220,6 +220,12 @@ def run_resolver(
             signs.cancel()
 
     run_child(connection, work)
+
+
+def retry_policy() -> aio.RetryPolicy:
+    """Return the retries of a store that fails: a short outage must not end a job."""
+    budget_s = current().checkpoint.resolve_s
+    return aio.RetryPolicy(tries=max(30, int(budget_s)), base_s=0.5, max_s=5.0, budget_s=budget_s)
 
 
 def may_appear(error: BootseerError, is_pinned: bool, elapsed_s: float) -> bool:

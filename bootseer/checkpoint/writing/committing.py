@@ -36,9 +36,9 @@ from bootseer.storage.paths import join
 from bootseer.storage.protocol import Store
 from bootseer.storage.small_files import list_if_there
 from bootseer.storage.staging import Staged, staged
+from bootseer.tuning import current
 
 PUBLISHING = aio.RetryPolicy(tries=4, base_s=0.2, max_s=2.0, budget_s=60.0)  # of a small file
-ABANDONED_AFTER_S = 86_400.0  # after the last write to a version without a manifest
 POINTER_TURNS = 8  # retries while other writers commit at the same moment
 
 
@@ -146,10 +146,11 @@ async def collect_garbage(store: Store, path: str, *, keep: int, now_s: float | 
     """
     check_keep(keep)
     now_s = time.time() if now_s is None else now_s
+    unfinished_s = current().checkpoint.unfinished_s  # after the last write to a version without a manifest
     versions = await list_versions(store, path)
     doomed = [found for found in versions if found.is_complete][:-keep]
     for found in versions:
-        if not found.is_complete and now_s - await _touched_s(store, found) > ABANDONED_AFTER_S:
+        if not found.is_complete and now_s - await _touched_s(store, found) > unfinished_s:
             doomed.append(found)
     for found in doomed:
         if found.is_complete:

@@ -36,11 +36,11 @@ from bootseer.crc import crc32c
 from bootseer.errors import BootseerError, CheckpointError, ConfigError, Truncated
 from bootseer.storage.paths import join
 from bootseer.storage.protocol import Store
+from bootseer.tuning import current
 
 UNIT_BYTES = 16 << 20
 STRIPES = 8  # if a store has several servers; otherwise 1
 UNSTRIPED_BELOW_BYTES = 64 << 20
-BUFFER_BYTES = 512 << 20  # of all units in memory
 STRIPES_AT_ONCE = 16  # of all files
 
 Progress = Callable[[int], None]  # bytes written since the last call
@@ -76,6 +76,7 @@ class VersionWriter:
     """One version that is being written. Call `add` for files, also in parallel, then `commit`, or `discard`.
 
     Several processes may write files of one version: each with a `prefix` of its own; one of them commits.
+    `buffer_bytes`: of all units in memory; None: `checkpoint.save_buffer_bytes` of `tuning`.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class VersionWriter:
         *,
         geometry: Geometry | None = None,
         prefix: str = "",
-        buffer_bytes: int = BUFFER_BYTES,
+        buffer_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._store = store
@@ -96,6 +97,8 @@ class VersionWriter:
         self._geometry = geometry or default_geometry(store)
         self._prefix = prefix
         self._first_placement = zlib.crc32(prefix.encode())
+        if buffer_bytes is None:
+            buffer_bytes = current().checkpoint.save_buffer_bytes
         self._buffers = UnitBuffers(self._geometry.unit_bytes, buffer_bytes)
         self._places = FairSemaphore(STRIPES_AT_ONCE)
         self._progress = progress or (lambda _: None)

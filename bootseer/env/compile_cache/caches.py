@@ -32,7 +32,6 @@ from bootseer.env.compile_cache.directories import (
 from bootseer.env.compile_cache.document import CacheGeneration
 from bootseer.env.compile_cache.kinds import NCCL, is_own
 from bootseer.env.compile_cache.merge import (
-    LIMIT_BYTES,
     FoundFile,
     MergedGeneration,
     SeedState,
@@ -59,8 +58,8 @@ from bootseer.storage import HasPeers, Store
 from bootseer.tree.builder.building import build
 from bootseer.tree.head import is_digest
 from bootseer.trust import SigningKey, Trust
+from bootseer.tuning import current
 
-SEED_S = 30.0
 SILENT_FOR_S = 60.0  # after a store did not answer, ranks do not wait for it for so long
 TRIES = 6  # to publish a generation, if other nodes are faster
 _MIB = 1 << 20
@@ -105,7 +104,7 @@ class FirstStepCaches:
         signing_key: SigningKey | None = None,
         own: Mapping[str, str] | None = None,
         only: Collection[str] = (),
-        limit_bytes: int = LIMIT_BYTES,
+        limit_bytes: int | None = None,
         node_type: str = "",
         store: Callable[[], Store] | None = None,
         wait_s: float = WAIT_S,
@@ -118,6 +117,7 @@ class FirstStepCaches:
             trust: the trusted keys; by default this user's. signing_key: by default that of `trust`.
             own: further directories to keep, by a name for each (--cache-dir NAME=DIR).
             only: names of kinds, by default all but "nccl". node_type: of `key.read_node_type`.
+            limit_bytes: of all files; None: `env.cache_bytes` of `tuning`.
             store: returns the store of this key in place of `url`; called on aio's loop.
             wait_s: the longest time that a capture waits for those of other nodes.
             peers: path of the file that lists the job's peers, which also serve files of the store; "" for none.
@@ -125,7 +125,8 @@ class FirstStepCaches:
         """
         if not is_digest(key):
             raise ValueError(f"{key[:80]!r} is not a key")
-        self._key, self._url, self._limit_bytes = key, url, limit_bytes
+        self._key, self._url = key, url
+        self._limit_bytes = current().env.cache_bytes if limit_bytes is None else limit_bytes
         self._trust = Trust.load(environ) if trust is None else trust
         self._signing_key = signing_key
         self._open_store = store or ((lambda: open_caches(url, key)) if url else None)
@@ -171,13 +172,14 @@ class FirstStepCaches:
 
     # ---- before ranks start --------------------------------------------------------------------------------
 
-    def seed(self, *, timeout_s: float = SEED_S, is_silent: bool = False) -> Seeded:
+    def seed(self, *, timeout_s: float | None = None, is_silent: bool = False) -> Seeded:
         """Tidy the directories and fill them from the store, while no rank of this job runs.
 
         `is_silent`: the store did not answer a moment ago, so do not wait for it again. Captures still query it.
         Raises: NoSuchLocation for a store that cannot exist.
         """
         started_s = time.monotonic()
+        limit_s = current().env.cache_seed_s if timeout_s is None else timeout_s
         ours = [place for place in self.places if place.kind.name not in self._own]
         with self._directory.alone() as is_alone:
             if is_alone:
@@ -194,7 +196,7 @@ class FirstStepCaches:
             return _seeded(started_s, 0, 0, 0, line, is_cold=True, is_lost=True)
 
         def has_time() -> bool:
-            return time.monotonic() - started_s < timeout_s
+            return time.monotonic() - started_s < limit_s
 
         number = 0
         self._given = SeedState(0, time.time_ns())

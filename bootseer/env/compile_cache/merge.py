@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from bootseer.env.compile_cache.document import MAX_FILES, CachedFile, CacheGeneration
 from bootseer.env.compile_cache.kinds import KINDS, NCCL, CacheKind, unit_of
+from bootseer.tuning import DEFAULTS
 
-LIMIT_BYTES = 2 << 30
 USE_STEP_S = 3600  # a use causes a new generation if the last recorded use is so long ago
 _BY_NAME = {kind.name: kind for kind in (*KINDS, NCCL)}
 
@@ -78,7 +78,7 @@ def merge(
     now_s: int,
     *,
     number: int,
-    limit_bytes: int = LIMIT_BYTES,
+    limit_bytes: int = DEFAULTS.env.cache_bytes,
     max_files: int = MAX_FILES,
     given: SeedState | None = None,
 ) -> MergedGeneration:

@@ -17,8 +17,8 @@ from bootseer.linux.cpu_limits import usable_cores
 from bootseer.own_module import command_of
 from bootseer.storage.near import directory_of
 from bootseer.tree.unpack.helpers import HelperFailedError
+from bootseer.tuning import current
 
-MAX_PROCESSES = 8
 MAX_LINE_BYTES = 1 << 20
 _END_S = 5.0
 # Freed blocks stay in the heap: the kernel would have to clear the pages each time.
@@ -143,7 +143,7 @@ def end_spare() -> None:
 
 def cores() -> int:
     """Return how many processes can work at the same time."""
-    return min(MAX_PROCESSES, usable_cores())
+    return min(current().env.unpack_processes, usable_cores())
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from bootseer.errors import SetupFailed
 from bootseer.ipc.channel import Channel, wait_readable
 from bootseer.linux.child_processes import end_process
 from bootseer.storage.os_errors import map_os_errors
+from bootseer.tuning import current
 
 TAIL_LINES = 20
 MAX_LINE_BYTES = 4096  # of a shown line
-MAX_LOG_BYTES = 1 << 30  # a command that writes more is out of control
 MAX_READS = 64  # per round, as there are deadlines to keep
 LOOK_S = 0.1  # between reads of the log
 END_S = 10.0  # for the supervisor to end all processes
@@ -156,6 +156,7 @@ class _RunningCommands:
         self._supervisor = supervisor
         self._log = log
         self._end_s = end_s
+        self._max_log_bytes = current().env.setup_log_bytes  # a command that writes more is out of control
         self._watch = None if watch is None else {**watch, "package": _PACKAGE}
         self.watched: dict[str, Any] | None = None if watch is None else {"why": ["the watcher did not report"]}
         self._done = 0  # commands that succeeded
@@ -202,7 +203,7 @@ class _RunningCommands:
     def _why_end(self) -> str:
         if time.monotonic() > self._end_s:
             return "too long"
-        return "too much" if self._log.size > MAX_LOG_BYTES else ""
+        return "too much" if self._log.size > self._max_log_bytes else ""
 
     def judge(self, timeout_s: float, log_path: str, cwd: str, makes_venv: bool) -> None:
         """Raise SetupFailed unless all commands succeeded."""
@@ -217,7 +218,7 @@ class _RunningCommands:
         if self._why_ended == "too long":
             what = f"was ended: all commands together took more than {timeout_s:g} s (--setup-timeout)"
         elif self._why_ended:
-            what = f"was ended: it wrote more than {MAX_LOG_BYTES >> 20} MiB"
+            what = f"was ended: it wrote more than {self._max_log_bytes >> 20} MiB"
         elif self._status is None:
             what = "was ended by another process, with all processes that it had started"
         elif self._status < 0:

@@ -1,8 +1,8 @@
 """The environment service of a job: `python -P -m bootseer.env.service.main`. One per job and node.
 
 bootrun starts it, sends orders on its standard input and receives answers on its standard output, as JSON lines.
-So command lines and URLs never appear in argv. It ends with its input, but first completes a publication within
-PUBLISH_MAX_S.
+So command lines and URLs never appear in argv. It ends with its input, but first completes a publication, within
+`env.publish_s` of `tuning`.
     start  ... (job.Job)                   -> looked key tree why is_silent  what this node has, or could have;
                                               is_silent: the store does not answer
     use    tree                            -> fetched tree, or unfetched why damaged (the tree, or "") is_silent
@@ -27,8 +27,7 @@ import threading
 from importlib import import_module
 
 from bootseer.env.connection import Connection, end_at_once
-
-PUBLISH_MAX_S = 3600.0  # after the end of its job
+from bootseer.tuning import current
 
 
 def main() -> None:
@@ -55,12 +54,18 @@ def main() -> None:
         if not work.is_publishing:
             work.give_up()
             end_at_once()
-        timer = threading.Timer(PUBLISH_MAX_S, end_at_once)
-        timer.daemon = True
-        timer.start()
+        end_later()
 
     connection.listen(on_gone)
     work.run()
+
+
+def end_later() -> threading.Timer:
+    """End this process when it may no longer publish."""
+    timer = threading.Timer(current().env.publish_s, end_at_once)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Defaults of a tree's daemon, for its starter, which does not import its settings (msgspec)."""
 
-IDLE_S = 60.0
 DEADLINE_S = 30.0
-STORE_TIMEOUT_S = 30.0
 STREAM_AFTER_S = 10.0  # the remaining blocks are not urgent, and training has just begun
 READ_AHEAD_SHARE = 7 / 8
 ANY_WORKLOAD = "0" * 16  # as in bootseer.blocks.trace

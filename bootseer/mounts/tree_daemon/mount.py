@@ -150,7 +150,7 @@ def mount_tree(
         NotAnsweringError when a daemon hangs and cannot be ended; StorageError; IntegrityError.
     """
     options = options or TreeOptions()
-    end_s = time.monotonic() + options.ready_s
+    end_s = time.monotonic() + options.resolved().ready_s
     environ = os.environ if environ is None else environ
     runtime = locate(environ)
     try:
@@ -190,7 +190,8 @@ def _find_or_start(
             if found is not None:
                 return found
         if time.monotonic() > end_s:
-            raise StorageTimeout(f"{place.folder}: another process has been mounting it for {options.ready_s:g} s")
+            ready_s = options.resolved().ready_s
+            raise StorageTimeout(f"{place.folder}: another process has been mounting it for {ready_s:g} s")
         time.sleep(_POLL_S)
 
 
@@ -219,7 +220,7 @@ def resolve_tree(
     trusted = Trust.load() if trust is None else trust
 
     async def read() -> str:
-        store = open_store(bare, timeout_s=options.store_timeout_s, options=options.store)
+        store = open_store(bare, timeout_s=options.resolved().store_timeout_s, options=options.store)
         try:
             return (await read_head(store, bare, trusted, name=name)).head.digest
         finally:
@@ -238,7 +239,7 @@ def _find(place: TreeDirectory, workload: str, options: TreeOptions, end_s: floa
         if control is None:
             return None
         with control:
-            said = _greet(control, place, end_s, idle_s=options.idle_s, **more)
+            said = _greet(control, place, end_s, idle_s=options.resolved().idle_s, **more)
     except GoneError:
         return None
     return _mounted(place, said)

@@ -18,8 +18,8 @@ from bootseer.mounts.tree_daemon import prefetch_worker as tree_worker
 from bootseer.mounts.tree_daemon.forked import ForkedHelper, fork_helper
 from bootseer.mounts.tree_daemon.prefetch_worker import PrefetchFigures, PrefetchOrder, encode
 from bootseer.own_module import command_of
+from bootseer.tuning import current
 
-WORKER_TIMEOUT_S = 5.0  # it reports several times a second; a stopped one holds blocks that others wait for
 MODULE = "bootseer.mounts.tree_daemon.prefetch_worker"
 SHOWN = b"shown\n"
 
@@ -79,7 +79,7 @@ class PrefetchWorker:
         try:
             await self._talk(helper.connection, order)
         except TimeoutError:
-            why = f"it has sent nothing for {WORKER_TIMEOUT_S:g} s"
+            why = f"it has sent nothing for {current().mounts.worker_silence_s:g} s"
         except ConnectionError:
             pass  # it has ended, and its status shows how
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -103,8 +103,10 @@ class PrefetchWorker:
         self._to_it.write(body)
         if self._is_shown:
             self.note_shown()
+        # It reports several times a second; a stopped one holds blocks that others wait for.
+        silence_s = current().mounts.worker_silence_s
         while True:
-            async with asyncio.timeout(WORKER_TIMEOUT_S):
+            async with asyncio.timeout(silence_s):
                 line = await from_it.readline()
             if not line:
                 return

@@ -37,10 +37,10 @@ from bootseer.mounts.tree_daemon.settings import Settings
 from bootseer.mounts.tree_daemon.stack import TreeMounts
 from bootseer.mounts.tree_daemon.validation import SuppliedIndex
 from bootseer.storage import redact
+from bootseer.tuning import current
 
 MAX_DESCRIPTORS = 1 << 14
 CHECK_S = 1.0  # between checks whether it is in use
-MAX_LOG_BYTES = 4 << 20  # then it is emptied
 ANSWERS_S = 2.0  # at the end, for pending answers
 SWITCH_S = 3e-4  # maximum wait of a thread that answers the kernel for one that unpacks; by default 5 ms
 
@@ -347,7 +347,7 @@ def _single(error: Exception) -> Exception:
 
 def _to_log(line: str) -> None:
     try:
-        if os.fstat(2).st_size > MAX_LOG_BYTES:
+        if os.fstat(2).st_size > current().mounts.daemon_log_bytes:
             os.ftruncate(2, 0)
     except OSError:
         pass  # stderr is not a file

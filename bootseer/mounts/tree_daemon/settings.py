@@ -9,11 +9,10 @@ import msgspec
 from bootseer.mounts.tree_daemon.defaults import (
     ANY_WORKLOAD,
     DEADLINE_S,
-    IDLE_S,
     READ_AHEAD_SHARE,
-    STORE_TIMEOUT_S,
     STREAM_AFTER_S,
 )
+from bootseer.tuning import DEFAULTS
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,13 +20,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     url: str  # of the store; may hold a password
     options: dict[str, Any] = {}  # of the store
-    store_timeout_s: float = STORE_TIMEOUT_S
+    store_timeout_s: float = DEFAULTS.storage.timeout_s
     cache_folder: str = ""  # "": from the environment
     cache_bytes: int | None = None
     cache_share: float = 0.5
     keys: list[str] = []  # public keys whose traces are trusted, as lines
     workload: str = ANY_WORKLOAD  # whose trace is prefetched, and which is recorded
-    idle_s: float = IDLE_S  # without a lease, a read or a mount above it ends after so long; 0: never
+    idle_s: float = (
+        DEFAULTS.mounts.idle_s
+    )  # without a lease, a read or a mount above it ends after so long; 0: never
     deadline_s: float = DEADLINE_S  # a read that waits longer fails
     records: bool = True
     prefetches: bool = True

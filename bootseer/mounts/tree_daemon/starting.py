@@ -15,9 +15,7 @@ from bootseer.ipc.replies import read_reply
 from bootseer.mounts.tree_daemon.defaults import (
     ANY_WORKLOAD,
     DEADLINE_S,
-    IDLE_S,
     READ_AHEAD_SHARE,
-    STORE_TIMEOUT_S,
     STREAM_AFTER_S,
 )
 from bootseer.mounts.tree_daemon.orders import DaemonOrder
@@ -25,12 +23,12 @@ from bootseer.mounts.tree_daemon.places import TreeDirectory
 from bootseer.mounts.tree_daemon.validation import IndexValidation, to_memory
 from bootseer.mounts.tree_daemon.waiting import WaitingDaemon, take_spare_daemon
 from bootseer.storage.os_errors import map_os_errors
+from bootseer.tuning import current
 
 if TYPE_CHECKING:
     from bootseer.blocks import Cache
     from bootseer.trust import Trust
 
-READY_S = 120.0  # a store may be slow to answer
 MAX_LOG_BYTES = 1 << 20
 DEADLINE_VARIABLE = "BOOTSEER_MOUNT_DEADLINE"
 MAX_DEADLINE_S = 3600.0
@@ -39,10 +37,10 @@ MAX_DEADLINE_S = 3600.0
 class TreeOptions(NamedTuple):
     """How a tree is served. A running daemon keeps its options, except `peers`; `idle_s` can only grow."""
 
-    idle_s: float = IDLE_S  # it ends so long after the last use; 0: never
+    idle_s: float | None = None  # it ends so long after the last use; 0: never; None: as `tuning` says
     deadline_s: float | None = None  # a read that waits longer fails; None: from the environment
     store: Mapping[str, object] = {}  # options of the store
-    store_timeout_s: float = STORE_TIMEOUT_S
+    store_timeout_s: float | None = None  # None: as `tuning` says
     records: bool = True  # the access trace of the start, for the next one
     prefetches: bool = True
     read_ahead_share: float = READ_AHEAD_SHARE  # of the starts; the others record all accesses
@@ -53,7 +51,24 @@ class TreeOptions(NamedTuple):
     publishes: bool = False  # write the trace to the store
     shares: bool = False  # the same, if the store has none of this workload
     peers: str = ""  # path of the file of the job's peers, which are read before the store; the last job's count
-    ready_s: float = READY_S
+    ready_s: float | None = None  # for the mount; None: as `tuning` says
+
+    def resolved(self) -> ResolvedOptions:
+        """Return the options that depend on `tuning`."""
+        tuning = current()
+        return ResolvedOptions(
+            tuning.mounts.idle_s if self.idle_s is None else self.idle_s,
+            tuning.storage.timeout_s if self.store_timeout_s is None else self.store_timeout_s,
+            tuning.mounts.ready_s if self.ready_s is None else self.ready_s,
+        )
+
+
+class ResolvedOptions(NamedTuple):
+    """Options with the values of `tuning`."""
+
+    idle_s: float
+    store_timeout_s: float
+    ready_s: float
 
 
 def deadline_of(environ: Mapping[str, str]) -> float:
@@ -87,11 +102,13 @@ def settings_of(
         **{
             each: getattr(options, each)
             for each in (
-                *("store_timeout_s", "idle_s", "records", "prefetches", "streams"),
+                *("records", "prefetches", "streams"),
                 *("read_ahead_share", "whole_bytes", "stream_after_s", "cold_bytes_per_s"),
                 *("publishes", "shares", "peers"),
             )
         },
+        "idle_s": options.resolved().idle_s,
+        "store_timeout_s": options.resolved().store_timeout_s,
         "deadline_s": deadline_of(environ) if options.deadline_s is None else options.deadline_s,
     }
     if cache is not None:

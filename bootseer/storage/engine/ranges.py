@@ -20,9 +20,10 @@ from bootseer.errors import BootseerError, StorageError, StorageTimeout, Unavail
 from bootseer.storage.engine.coalesce import MAX_GAP_BYTES, PIECE_BYTES, PlannedRead, WantedRange, plan_pieces
 from bootseer.storage.engine.gate import ReadSemaphore
 from bootseer.storage.engine.hedge import ReadDurations, may_hedge
-from bootseer.storage.engine.pace import ConcurrencyLimit, backoff_s
+from bootseer.storage.engine.pace import START_WIDTH, ConcurrencyLimit, backoff_s
 from bootseer.storage.local.bounce import BouncePool, Buffer
 from bootseer.storage.protocol import Store
+from bootseer.tuning import current
 
 TRIES = 4  # in a row without data
 MAX_CALLS = 8  # times as many calls, even with some data each
@@ -65,7 +66,10 @@ class RangeReader:
         if piece_bytes < 1 or tries < 1:
             raise ValueError(f"piece_bytes {piece_bytes} and tries {tries} must be at least 1")
         self.store = store
-        self._pace = ConcurrencyLimit() if pace is None else pace
+        if pace is None:
+            most = current().storage.max_requests
+            pace = ConcurrencyLimit(min(START_WIDTH, most), most)
+        self._pace = pace
         self._piece_bytes, self._max_gap_bytes, self._tries = piece_bytes, max_gap_bytes, tries
         self._hedges = store.features.has_replicas if hedges is None else hedges
         self._jitter = jitter

@@ -35,8 +35,8 @@ from bootseer.storage.engine.revocable_buffer import copy_bytes
 from bootseer.storage.hdfs.joining import concat_by_copy
 from bootseer.storage.paths import check_offset, check_path, redact
 from bootseer.storage.protocol import Entry, Features, Stat
+from bootseer.tuning import current
 
-PART_BYTES = 16 << 20  # of an upload
 MAX_PARTS = 9000  # S3 takes 10,000
 UPLOADS = 8  # parts at once
 CHUNK_BYTES = 1 << 20  # of a stream
@@ -145,7 +145,7 @@ class ObjectStore:
     ) -> AsyncIterator[_Writer]:
         del placement
         await self.check_new(path)
-        part_bytes = max(PART_BYTES, -(-(size or 0) // MAX_PARTS))
+        part_bytes = max(current().storage.upload_part_bytes, -(-(size or 0) // MAX_PARTS))
         writer = _Writer(self, path, part_bytes)
         try:
             yield writer

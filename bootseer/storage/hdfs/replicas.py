@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-BLAME_S = 30.0  # how long to avoid a DataNode; HDFS calls one stale after the same time
+from bootseer.tuning import DEFAULTS
+
 SUSPECT = 0.5  # share of blame from which a DataNode is avoided: one incident with two replicas, two with three
 MAX_SILENT_S = 10  # since a heartbeat; one arrives every 3 s
 
@@ -24,7 +25,9 @@ class _Blame(NamedTuple):
 class Replicas:
     """Records of the DataNodes of one HDFS, by address."""
 
-    def __init__(self) -> None:
+    def __init__(self, blame_s: float = DEFAULTS.storage.hdfs_avoid_s) -> None:
+        """Args: blame_s: how long to avoid a DataNode; HDFS calls one stale after the same time as the default."""
+        self._blame_s = blame_s
         self._blames: dict[str, _Blame] = {}
 
     def blame(self, addresses: Sequence[str], now_s: float) -> None:
@@ -41,7 +44,7 @@ class Replicas:
 
     def any_suspect(self, now_s: float) -> bool:
         """Return whether any is to be avoided now; cheap, as there is rarely any blame."""
-        for address in [found for found, blame in self._blames.items() if now_s - blame.since_s > BLAME_S]:
+        for address in [found for found, blame in self._blames.items() if now_s - blame.since_s > self._blame_s]:
             del self._blames[address]
         return any(blame.share >= SUSPECT for blame in self._blames.values())
 
@@ -55,4 +58,4 @@ class Replicas:
 
     def _share(self, address: str, now_s: float) -> float:
         blame = self._blames.get(address)
-        return 0.0 if blame is None or now_s - blame.since_s > BLAME_S else blame.share
+        return 0.0 if blame is None or now_s - blame.since_s > self._blame_s else blame.share

@@ -38,6 +38,7 @@ from bootseer.storage.hdfs.webhdfs_client import FileStatus, WebHdfsClient
 from bootseer.storage.hdfs.writer import PartsWriter, StreamWriter, join_parts, rename_whole
 from bootseer.storage.paths import check_offset, check_path
 from bootseer.storage.protocol import Entry, Features, Stat, Store
+from bootseer.tuning import current
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class HdfsStore:
         self._web_is_guessed = address.is_guessed
         self._timeout_s = timeout_s
         self._options = options
-        self._replicas = Replicas()
+        self._replicas = Replicas(current().storage.hdfs_avoid_s)
         self._counts = StoreCounters("reroutes")
         self._pid = os.getpid()
         self._reader = HdfsRangeReader(self, self._replicas, self._counts)

@@ -76,8 +76,9 @@ class _Ended:
 class FailureNotes:
     """The notes of one job, from its first failure on."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, max_pages: int = MAX_PAGES) -> None:
         self._run_id = run_id
+        self._max_pages = max_pages
         self._count = 0
         self._received: dict[tuple[int, int], float] = {}  # rank and pid: when the coordinator got the report
         self._stood: _ReportedHang | None = None  # of the running attempt
@@ -244,7 +245,7 @@ class FailureNotes:
     def _page(self, attempt: int, found: dict[str, Any], number: int) -> FailureRecordMessage | None:
         from launcher.monitor.failure.record import FORMAT, pack
 
-        if number >= MAX_PAGES:
+        if number >= self._max_pages:
             return None
         head = {"format": FORMAT, "run_id": self._run_id, "number": number, "attempt": attempt}
         return FailureRecordMessage(number, pack({**head, **found}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+STACKS_S = 6.0  # for all nodes to send the stacks of their ranks
+
 
 class AllowedSilence(NamedTuple):
     """A phase in which a longer silence is allowed: an evaluation, a checkpoint."""
@@ -29,4 +31,5 @@ class HangSettings(NamedTuple):
     steps_needed: int = 3  # gaps between steps before they are a cadence
     outputs_needed: int = 10  # gaps between outputs before they are one: the output may be a server's
     output_busy_part: float = 0.8  # and ranks must work in this part of the time
+    stacks_s: float = STACKS_S
     allowed: tuple[AllowedSilence, ...] = ()

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from bootseer.tuning import current
 from launcher.base import children
 from launcher.base.loop import Cancellable, EventLoop
 from launcher.monitor.samples.processes import (
@@ -41,7 +42,6 @@ MAX_STUCK_POLLS = 10
 # The main thread of a running rank is sampled more often: a rank that computes is in another function now and
 # then, a rank that spins never is.
 SAMPLES_PER_QUERY, SAMPLE_EVERY_S = 24, 0.006
-PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
 MAX_PY_SPY = 2  # at a time
 ALL_PY_SPY_S = 20.0  # ranks without a turn by then get none
 MAX_READ_BYTES = 1 << 20
@@ -382,12 +382,13 @@ class StackCollector:
                 asked = each.asked
                 self._take(asked, asked.from_py_spy(each.text()) or asked.from_kernel())
                 each.close()
+        limit_s = current().launcher.py_spy_s if self._left else 0.0
         while self._left and len(self._running) < MAX_PY_SPY:
             asked = self._left.pop(0)
             try:
                 if now_s > self._until_s + ALL_PY_SPY_S:
                     raise TimeoutError
-                self._running.append(_PySpy(self._find_py_spy(), asked, now_s + PY_SPY_S))
+                self._running.append(_PySpy(self._find_py_spy(), asked, now_s + limit_s))
             except OSError:
                 self._take(asked, asked.from_kernel())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,8 @@ class FakeLoop:
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Any:
-        entry = (self.now_s + delay_s, callback)
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Any:
+        entry = (self.now_s + delay_s, partial(callback, *args) if args else callback)
         self.planned.append(entry)
         return SimpleNamespace(cancel=lambda: entry in self.planned and self.planned.remove(entry))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bootseer.tuning import DEFAULTS
 from launcher.base.stage_span import StageSpan
 from launcher.cli.parser import parse
 from launcher.provision import environment as setup
@@ -18,7 +19,7 @@ from launcher.provision.environment import NodeSetup, ReadyEnvironment, SetupEve
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import SetupOrder, SetupReport
 from launcher.spec import build_spec
-from tests.support import is_running, wait_until
+from tests.support import is_running, tune, wait_until
 from tests.unit.launcher.planned_keepers import ServiceBed, install
 from tests.unit.launcher.ranks.looping import run_for
 
@@ -232,11 +233,11 @@ def test_mount_that_is_lost_is_made_again_without_the_coordinator(bed: Callable[
 
 
 def test_service_that_hangs_is_ended(bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "SILENCE_S", 0.3)
+    tune(monkeypatch, launcher__environment_silence_s=0.3)
     made = bed("--setup-timeout", "0", "--setup-wait", "0")
     made.begin({"start": []}, {"start": [LOOKED], "own": [READY]})
     pid = made.order(0)["pid"]
-    monkeypatch.setattr(setup, "SILENCE_S", 60.0)  # the next one may start slowly
+    tune(monkeypatch, launcher__environment_silence_s=60.0)  # the next one may start slowly
     made.until(lambda: made.news)
     assert not is_running(pid)
     made.setup.carry_out(SetupOrder("own", "", ""))
@@ -248,7 +249,7 @@ def test_service_that_hangs_is_ended_long_before_the_job(
 ) -> None:
     """As ever, with all the time that set-up was given: what is not set-up has no share of it."""
     made = bed("--rdzv-conf", "join_timeout=4.5")
-    assert setup.SILENCE_S <= 600 * setup.SILENCE_SHARE * 1.5
+    assert DEFAULTS.launcher.environment_silence_s <= 600 * setup.SILENCE_SHARE * 1.5
     made.begin({"start": []}, {"start": [LOOKED], "own": [READY]})
     made.until(lambda: made.news)
     assert made.order(1)["is_plain"] is True

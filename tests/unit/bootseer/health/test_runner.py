@@ -18,6 +18,7 @@ from bootseer.health.checks import Request, make_tasks
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
 from bootseer.health.own import MAX_ERROR_BYTES, MAX_OUTPUT_BYTES, _drain, name_of, run_own
 from bootseer.health.runner import Task, run_tasks
+from bootseer.tuning import DEFAULTS
 from tests.support import wait_until
 from tests.unit.bootseer.health.machines import HEALTHY, MadeHost, write_tree
 
@@ -54,7 +55,8 @@ def test_findings_come_in_order_and_carry_the_name_of_the_check() -> None:
 
 
 def test_more_checks_than_run_at_once() -> None:
-    assert len(run(*[good] * (2 * runner.MAX_AT_ONCE + 3))) == 2 * runner.MAX_AT_ONCE + 3
+    count = 2 * DEFAULTS.health.checks_at_once + 3
+    assert len(run(*[good] * count)) == count
 
 
 def test_a_check_that_hangs_is_a_finding_and_is_ended(tmp_path: Path, until: Callable[[int], None]) -> None:

@@ -183,7 +183,7 @@ def test_too_many_other_events_wait_in_their_file(bed: Bed, monkeypatch: pytest.
 
 
 def test_a_file_that_grows_too_fast_loses_its_oldest_part(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_shipping, "MAX_BEHIND_BYTES", 100_000)
+    monkeypatch.setattr(bed.shipper, "_max_behind_bytes", 100_000)
     monkeypatch.setattr(event_shipping, "_KEPT_BEHIND_BYTES", 10_000)
     bed.follow(0)
     bed.write("rank-0-0", *(f"x{number}" for number in range(20_000)))

@@ -23,6 +23,7 @@ from launcher.provision.checkpoint import NodeCheckpoint, own_path
 from launcher.rendezvous.messages import CheckpointFailed, Pinned, World
 from launcher.spec import LaunchSpec, build_spec
 from launcher.supervisor.client import SupervisorClient
+from tests.support import tune
 from tests.unit.launcher.ranks.looping import run_for, run_until
 
 URL = "s3://user:password@host/ckpt"
@@ -556,7 +557,7 @@ def test_another_service_loads_what_one_that_has_failed_did_not(make: Make) -> N
 
 
 def test_a_silent_service_is_given_up_and_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SILENCE_LIMIT_S", 0.05)
+    tune(monkeypatch, launcher__checkpoint_silence_s=0.05)
     bed = make()
     bed.load()
     run_until(bed.loop, lambda: bool(bed.said))
@@ -568,7 +569,7 @@ def test_a_silent_service_is_given_up_and_ended(make: Make, monkeypatch: pytest.
 def test_a_service_that_says_anything_is_waited_for(
     line: dict[str, str], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "SILENCE_LIMIT_S", 0.5)
+    tune(monkeypatch, launcher__checkpoint_silence_s=0.5)
     bed = make()
     bed.resolve()
     for _ in range(6):

@@ -18,7 +18,7 @@ from launcher.provision import image
 from launcher.provision.image import ImageEvents, NodeImage
 from launcher.ranks.program import RankProgram
 from launcher.spec import build_spec
-from tests.support import is_running, wait_until
+from tests.support import is_running, tune, wait_until
 from tests.unit.launcher.planned_keepers import ServiceBed, install
 from tests.unit.launcher.ranks.looping import run_for
 
@@ -270,7 +270,7 @@ def test_the_files_stay_while_no_service_holds_them(make_bed: Callable[..., Bed]
 
 
 def test_a_service_that_says_nothing(make_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "OPEN_SILENCE_S", 0.5)
+    tune(monkeypatch, launcher__image_silence_s=0.5)
     bed = make_bed()
     bed.begin({"silent": "start"})
     pid = bed.order(0)["pid"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -20,6 +22,7 @@ class Job(NamedTuple):
     max_restarts: int = 3
     virtual_local_rank: bool = False
     signals_text: str = "SIGTERM,SIGINT"
+    tuning: Mapping[str, str] = MappingProxyType({})
 
 
 WORLD = World(

@@ -22,8 +22,9 @@ from bootseer.errors import (
     Unavailable,
 )
 from bootseer.storage import open_store
-from bootseer.storage.fsspec.objects import PART_BYTES, ObjectStore
+from bootseer.storage.fsspec.objects import ObjectStore
 from bootseer.testing.store_suite import pattern, read, runs
+from bootseer.tuning import DEFAULTS
 from tests.contract import servers
 from tests.support import find_free_port, wait_until
 
@@ -58,8 +59,8 @@ async def test_a_dropped_upload_leaves_no_parts(client: tuple[Any, str]) -> None
     store = open_store("s3://bucket/uploads", options=options(endpoint))
     with pytest.raises(ZeroDivisionError):
         async with store.create("file.bin") as writer:
-            await writer.write(bytes(2 * PART_BYTES))
-            await writer.write(bytes(PART_BYTES))
+            await writer.write(bytes(2 * DEFAULTS.storage.upload_part_bytes))
+            await writer.write(bytes(DEFAULTS.storage.upload_part_bytes))
             await asyncio.to_thread(
                 wait_until, lambda: boto.list_multipart_uploads(Bucket="bucket").get("Uploads"), 10.0
             )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.storage.hdfs.replicas import BLAME_S, Replicas
+from bootseer.storage.hdfs.replicas import Replicas
+from bootseer.tuning import DEFAULTS
+
+BLAME_S = DEFAULTS.storage.hdfs_avoid_s
 
 NODES = ["a:1", "b:1", "c:1"]
 
