@@ -118,7 +118,7 @@ class LaunchSpec(NamedTuple):
     max_membership_changes: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...]  # information for the user, such as which file was read
-    tuning: Mapping[str, str] = {}  # variables of changed limits, for all processes of the job
+    tuning: Mapping[str, str] = {}  # noqa: RUF012  of changed limits
 
     @property
     def can_restart(self) -> bool:
