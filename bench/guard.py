@@ -1,10 +1,11 @@
 """`make bench-guard`: is this code as fast as that of an earlier commit, by default of the last release?
 
 Both products run by the same bench code, interpreter and torch, in turns that rotate; each figure is our time over
-theirs, formed within rounds. Cases: `launch` two empty ranks to the end of the job, `restart_2` and `restart_8`
-the death of a forked rank until all ranks of the next attempt are past an all-reduce, `env` a start whose
-environment of 1,500 files is mounted on a node that has none (root), `rendezvous` 1,000 simulated nodes from the
-first join until all have their ranks. The earlier product is unpacked into a folder that ends with the bench.
+theirs, formed within rounds. Cases: `launch` two empty ranks to the end of the job, `launch_cpu` the CPU time of
+bootrun's own processes until the first statement of both ranks, `restart_2` and `restart_8` the death of a forked
+rank until all ranks of the next attempt are past an all-reduce, `env` a start whose environment of 1,500 files is
+mounted on a node that has none (root), `rendezvous` 1,000 simulated nodes from the first join until all have their
+ranks. The earlier product is unpacked into a folder that ends with the bench.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from bench.record import BenchError, Figures, Target, note
 
 ROUNDS = 9
 MINIMUM_ROUNDS = 7
-CASES = ("launch", "restart_2", "restart_8", "env", "rendezvous")
+CASES = ("launch", "launch_cpu", "restart_2", "restart_8", "env", "rendezvous")
 SLOWER = 1.03  # what passes for noise
 TARGETS = {f"guard.{case}": Target(at_most=SLOWER, samples=MINIMUM_ROUNDS) for case in CASES}
-REPEATS = {"launch": 3}  # a case of less than a tenth of a second takes its median in each turn
+REPEATS = {"launch": 3, "launch_cpu": 3}  # a case of less than a tenth of a second takes its median in each turn
 NODES = 1000
 FILES = 1500
 DEADLINE_S = 180.0
@@ -150,6 +151,7 @@ def measures_of(directory: str) -> dict[str, Measure]:
             file.write(f"value = {number}\n" * 40)
     return {
         "launch": _launch,
+        "launch_cpu": _launch_cpu,
         "restart_2": partial(_restart, 2),
         "restart_8": partial(_restart, 8),
         "env": partial(_env, tree),
@@ -158,10 +160,15 @@ def measures_of(directory: str) -> dict[str, Measure]:
 
 
 def _launch(product: Product, place: launch.Place) -> float:
-    def command(script: list[str]) -> list[str]:
-        return [product.program("bootrun"), "--standalone", "--nproc-per-node", "2", *script]
+    return launch.start_to_end(_two_ranks(product), "empty.py", place).seconds
 
-    return launch.start_to_end(command, "empty.py", place).seconds
+
+def _launch_cpu(product: Product, place: launch.Place) -> float:
+    return launch.start_to_first_statement([_two_ranks(product)], 2, place).own_cpu_s
+
+
+def _two_ranks(product: Product) -> launch.Launcher:
+    return lambda script: [product.program("bootrun"), "--standalone", "--nproc-per-node", "2", *script]
 
 
 def _restart(ranks: int, product: Product, place: launch.Place) -> float:

@@ -11,6 +11,7 @@ if __name__ == "__main__":  # before a file of the user can hide a standard modu
 
     _bootseer_entry.find_own()
 
+import gc
 import os
 import sys
 
@@ -23,6 +24,7 @@ FEW_FILES = 1024  # the usual soft limit; a rank that logs to files needs two de
 def bootrun(argv: list[str] | None = None) -> NoReturn:
     """Run `bootrun` and exit with its status."""
     _check_platform("bootrun")
+    gc.disable()  # a start allocates little and keeps all of it
     from launcher.base import inherited
     from launcher.supervisor.supervisor import start_supervisor
 

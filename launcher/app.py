@@ -6,7 +6,6 @@ the ranks run, or never.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 
@@ -22,7 +21,7 @@ from launcher.base.loop import Loop
 from launcher.cli.quick_parse import parse
 from launcher.ranks.output.console import Console
 from launcher.ranks.port import NextPort
-from launcher.rendezvous.messages import Join
+from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec, build_spec
 from launcher.supervisor.client import SupervisorClient, SupervisorEvents
 from launcher.supervisor.supervisor import Pipes
@@ -37,7 +36,6 @@ LINK_CLOSE_S = 6.0
 def main(argv: list[str], pipes: Pipes) -> int:
     """Run a job and return bootrun's exit status."""
     began_ns = time.monotonic_ns()
-    gc.disable()  # a start allocates little and keeps all of it
     loop = Loop()
     console = Console(loop)
     guard = SupervisorClient(loop, pipes)
@@ -133,7 +131,7 @@ def connect(
 ) -> Networked | None:
     """Join the job: in this process, or over the network."""
     provisions = node.provisions
-    join = Join(
+    join = messages.Join(
         run_id=spec.run_id,
         host=node.host,
         address=spec.local_addr or ("localhost" if spec.is_single else ""),

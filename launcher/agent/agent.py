@@ -15,42 +15,7 @@ from launcher.base.loop import Alarm, EventLoop
 from launcher.coordinator.job import signal_name
 from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import NextPort, is_listened_on
-from launcher.rendezvous.messages import (
-    CheckpointFailed,
-    CheckReport,
-    DroppedFromJob,
-    Examine,
-    Examined,
-    Failure,
-    FailureRecordMessage,
-    Finish,
-    FromCoordinator,
-    FromMember,
-    HangReport,
-    Leave,
-    NodeStacks,
-    Note,
-    RankFailed,
-    RankSamples,
-    RecoveryResult,
-    RecoveryStep,
-    Refused,
-    RuleFired,
-    RuleObservation,
-    RuleReport,
-    SetupOrder,
-    SetupReport,
-    Signalled,
-    Spare,
-    Started,
-    StepTaken,
-    Stop,
-    Stopped,
-    Succeeded,
-    WantStacks,
-    Welcome,
-    World,
-)
+from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SupervisorClient
 
@@ -72,28 +37,24 @@ class State(Enum):
     ENDED = "ended"
 
 
-# Orders and reports that need no decision here.
-NodeOrder = SetupOrder | HangReport | RuleReport | FailureRecordMessage | RecoveryStep | StepTaken | CheckReport
-
-
 class NodeInterface(Protocol):
     """Interface of the node (node.py) that the agent uses; the composition root (app.py) passes it."""
 
     def say(self, text: str) -> None: ...  # logs a line that --quiet omits
     def complain(self, text: str) -> None: ...  # logs an error, which --quiet does not omit
-    def prepare(self, world: World) -> RankGroup: ...
+    def prepare(self, world: messages.World) -> RankGroup: ...
     def spawn(self, group: RankGroup) -> None: ...
-    def carry_out(self, order: NodeOrder) -> None: ...
+    def carry_out(self, order: messages.ForwardedOrder) -> None: ...
     def observe_start(self, group: RankGroup) -> None: ...
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None: ...
     def stopping(self) -> None: ...  # the ranks have received the stop signal
     def attempt_over(self) -> None: ...
     def send_stacks(self, number: int) -> None: ...  # stacks of the ranks, to the coordinator
     def traces(self) -> bytes: ...  # collectives of the attempt that is over, b"" if not traced
-    def examine(self, order: Examine, group: RankGroup) -> None: ...  # before its ranks are ended
+    def examine(self, order: messages.Examine, group: RankGroup) -> None: ...  # before its ranks are ended
     def end_examination(self) -> None: ...
     def reached(self) -> tuple[int, int | None]: ...  # steps made by the ranks of this node, number of the last
-    def report(self, finish: Finish) -> None: ...
+    def report(self, finish: messages.Finish) -> None: ...
     def drain(self) -> None: ...
     def hasten(self) -> None: ...  # a signal during `drain`
 
@@ -183,7 +144,7 @@ class Agent:
         self._start_error = ""
         self._is_member = False  # the coordinator knows this node
         self._is_spare = False
-        self.last_stop: Stop | None = None  # that this node received
+        self.last_stop: messages.Stop | None = None  # that this node received
         self._failed_optimization = ""  # with --strict: the optimization that failed
         self.status = 1
         self.processes = RankProcesses(lambda: self._group, around.say, spec.shutdown_timeout_s)
@@ -230,31 +191,24 @@ class Agent:
 
     # ---- the coordinator -------------------------------------------------------------------------------------
 
-    def on_message(self, message: FromCoordinator) -> None:
+    def on_message(self, message: messages.FromCoordinator) -> None:
         if self._state in (State.ENDING, State.ENDED):
             return
-        if isinstance(message, Stop | Finish | Refused):
-            self._patience.cancel()
-        if isinstance(message, NodeOrder):
-            self._node.carry_out(message)
-            return
+        # The frequent ones first: a class that a case names is made when the case is reached.
         match message:
-            case World():
+            case messages.World():
                 self._start_attempt(message)
-            case Stop():
+            case messages.Stop():
+                self._patience.cancel()
                 self._on_stop(message)
-            case Finish(status):
+            case messages.Finish(status):
+                self._patience.cancel()
                 self._node.report(message)
                 if self._is_given_up:
                     self._stop_then_end(status)  # its ranks are of an attempt that is over
                 else:
                     self._end(status)
-            case DroppedFromJob(reason):
-                self._on_given_up(reason)
-            case Refused(status, reason):
-                self._node.complain(reason)
-                self._stop_then_end(status)
-            case Welcome(_, open_membership):
+            case messages.Welcome(_, open_membership):
                 self._is_member, self._is_given_up = True, False
                 if self._failed_optimization:
                     self.on_fell_back(self._failed_optimization)
@@ -263,16 +217,32 @@ class Agent:
                         "no secret is set: any host that reaches the endpoint can join this job "
                         "(set BOOTSEER_SECRET_FILE to prevent this)"
                     )
-            case Note(text):
+            case messages.Note(text):
                 self._node.say(text)
-            case WantStacks(attempt, number):
+            case messages.DroppedFromJob(reason):
+                self._on_given_up(reason)
+            case messages.Refused(status, reason):
+                self._patience.cancel()
+                self._node.complain(reason)
+                self._stop_then_end(status)
+            case messages.WantStacks(attempt, number):
                 if self._group is not None and attempt == self._group.world.attempt:
                     self._node.send_stacks(number)
-            case Examine():
+            case messages.Examine():
                 self._on_examine(message)
-            case Spare(nodes):
+            case messages.Spare(nodes):
                 self._is_spare = True
                 self._node.say(_spare_line(nodes))
+            case (
+                messages.SetupOrder()
+                | messages.HangReport()
+                | messages.RuleReport()
+                | messages.FailureRecordMessage()
+                | messages.RecoveryStep()
+                | messages.StepTaken()
+                | messages.CheckReport()
+            ):
+                self._node.carry_out(message)
 
     def _on_given_up(self, reason: str) -> None:
         """Stop this node's ranks, which the job does not need any more; then the node joins again."""
@@ -314,17 +284,17 @@ class Agent:
         else:
             self._stop_then_end(1)
 
-    def send_setup(self, news: SetupReport) -> None:
+    def send_setup(self, news: messages.SetupReport) -> None:
         """Send the coordinator news of the ranks' environment."""
         if self._state not in (State.ENDING, State.ENDED) and not self._leaving:
             self._send(news)
 
-    def send_checkpoint_failure(self, message: CheckpointFailed) -> None:
+    def send_checkpoint_failure(self, message: messages.CheckpointFailed) -> None:
         """Report that this node cannot load the checkpoint version of an attempt."""
         if self._state not in (State.ENDING, State.ENDED) and not self._leaving:
             self._send(message)
 
-    def on_set_up_failed(self, news: SetupReport) -> None:
+    def on_set_up_failed(self, news: messages.SetupReport) -> None:
         """Report a failed set-up command, which fails the job and not only this node."""
         if self._is_member:
             self.send_setup(news)
@@ -335,11 +305,11 @@ class Agent:
         """With --strict: end the job as soon as the coordinator can receive the reason."""
         self._failed_optimization = why
         if self._is_member:
-            self.send_setup(SetupReport("strict", "", "", why))
+            self.send_setup(messages.SetupReport("strict", "", "", why))
 
     # ---- attempts --------------------------------------------------------------------------------------------
 
-    def _start_attempt(self, world: World) -> None:
+    def _start_attempt(self, world: messages.World) -> None:
         if world.attempt:
             self._node.say(_attempt_line(world))
         self._state = State.RUNNING
@@ -364,12 +334,12 @@ class Agent:
             cannot_start=self._on_cannot_start,
         )
 
-    def send_samples(self, message: RankSamples | NodeStacks) -> None:
+    def send_samples(self, message: messages.RankSamples | messages.NodeStacks) -> None:
         """Send the coordinator samples or stacks of the ranks."""
         if self._state is State.RUNNING:
             self._send(message)
 
-    def send_rules(self, message: RuleFired | RuleObservation) -> None:
+    def send_rules(self, message: messages.RuleFired | messages.RuleObservation) -> None:
         """Send matches of log rules, also from the last lines of ranks that are being stopped."""
         if self._state in (State.RUNNING, State.STOPPING):
             self._send(message)
@@ -378,20 +348,20 @@ class Agent:
         group = self._group
         if group is not None and self._state is State.RUNNING:
             spawn_s = (time.monotonic_ns() - group.spawn_began_ns) / 1e9
-            self._send(Started(group.world.attempt, spawn_s))
+            self._send(messages.Started(group.world.attempt, spawn_s))
             self._node.observe_start(group)
 
-    def send_step_result(self, message: Examined | RecoveryResult) -> None:
+    def send_step_result(self, message: messages.Examined | messages.RecoveryResult) -> None:
         """Send the result of an escalation step on this node."""
         if self._state not in (State.ENDING, State.ENDED):
             self._send(message)
 
-    def _on_examine(self, order: Examine) -> None:
+    def _on_examine(self, order: messages.Examine) -> None:
         group, is_there = self._group, self._state in (State.RUNNING, State.SUCCEEDED)
         if group is not None and is_there and order.attempt == group.world.attempt:
             self._node.examine(order, group)
 
-    def _on_rank_failed(self, failure: Failure) -> None:
+    def _on_rank_failed(self, failure: messages.Failure) -> None:
         if self._spec.steps is not None and self._spec.steps.post_mortem and self._group is not None:
             self._group.hold()  # before the others see that this one is gone
         if -failure.status in self._spec.signals_to_handle and not self._signum:
@@ -400,10 +370,10 @@ class Agent:
         else:
             self._tell_failed(failure)
 
-    def _tell_failed(self, failure: Failure) -> None:
+    def _tell_failed(self, failure: messages.Failure) -> None:
         group = self._group
         if group is not None and failure in group.failures and self._state in (State.RUNNING, State.STOPPING):
-            self._send(RankFailed(group.world.attempt, failure))
+            self._send(messages.RankFailed(group.world.attempt, failure))
 
     def _on_rank_exited(self, rank: Rank, exited: Exited) -> None:
         if self._group is not None:
@@ -413,7 +383,7 @@ class Agent:
         group = self._group
         if group is not None and self._state is State.RUNNING:
             self._state = State.SUCCEEDED
-            self._send(Succeeded(group.world.attempt))
+            self._send(messages.Succeeded(group.world.attempt))
 
     def _on_cannot_start(self, why: str) -> None:
         if self._start_error or self._state is not State.RUNNING:
@@ -422,7 +392,7 @@ class Agent:
         self._node.complain(why)
         self._leave(why, 1)
 
-    def _on_stop(self, stop: Stop) -> None:
+    def _on_stop(self, stop: messages.Stop) -> None:
         group = self._group
         if group is None or stop.attempt != group.world.attempt or self._state is State.WAITING:
             return
@@ -446,7 +416,7 @@ class Agent:
             return
         self._node.attempt_over()
         if self._leaving:
-            self._send(Leave(self._leaving))
+            self._send(messages.Leave(self._leaving))
             self._end(self.status)
         elif self._state is State.STOPPING:
             self._state = State.WAITING
@@ -457,14 +427,16 @@ class Agent:
                 return
             reached, traces = self._node.reached(), self._node.traces()
             failures, ended = tuple(group.failures), tuple(group.ended)
-            self._send(Stopped(group.world.attempt, failures, self.port, was_taken, *reached, traces, ended))
+            self._send(
+                messages.Stopped(group.world.attempt, failures, self.port, was_taken, *reached, traces, ended)
+            )
 
     def on_supervisor_gone(self) -> None:
         """Leave the job: the supervisor was killed, and the watchdog ends its processes."""
         if self._state in (State.ENDING, State.ENDED):
             return
         self._node.complain("the supervisor process is gone (killed?); all ranks of this node were ended with it")
-        self._send(Leave("its supervisor process was killed"))
+        self._send(messages.Leave("its supervisor process was killed"))
         self._end(128 + self._signum if self._signum else 1)
 
     def _port_was_taken(self, group: RankGroup) -> bool:
@@ -504,7 +476,7 @@ class Agent:
         ):
             self._leave(f"stopped by {name}", 128 + self._signum)
         else:
-            self._send(Signalled(signum))
+            self._send(messages.Signalled(signum))
             if again and self._state is State.STOPPING and self._group is not None:
                 self._group.stop(signum, min(2.0, self._spec.shutdown_timeout_s))
             if self._link is not None and not self._link.is_local and not self._patience.is_set:
@@ -527,7 +499,7 @@ class Agent:
         again, self._leaving, self.status = bool(self._leaving), reason, status
         group = self._group
         if group is None or self._state is State.WAITING:
-            self._send(Leave(reason))
+            self._send(messages.Leave(reason))
             self._end(status)
             return
         self._state = State.STOPPING
@@ -556,12 +528,12 @@ class Agent:
             self._link.close()
         self._loop.stop()
 
-    def _send(self, message: FromMember) -> None:
+    def _send(self, message: messages.FromMember) -> None:
         if self._link is not None:
             self._link.send(message)
 
 
-def _attempt_line(world: World) -> str:
+def _attempt_line(world: messages.World) -> str:
     from bootseer.counted import counted
 
     ranks, nodes = counted(world.world_size, "rank"), counted(world.group_world_size, "node")

@@ -18,7 +18,7 @@ from launcher.provision.image import LISTING
 from launcher.ranks.output.console import Console
 from launcher.ranks.program import RankProgram
 from launcher.ranks.rank0_ready import ReadinessWait
-from launcher.rendezvous.host import JobHost, Resolve, Spoiled
+from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
 from launcher.rendezvous.messages import (
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from launcher.coordinator.run_events import RunEvents
     from launcher.health.network_pairs import NodeNetworkTest
     from launcher.provision.peers import NodePeers
+    from launcher.rendezvous.host import Resolve, Spoiled
 
 
 CLOCK_AFTER_S, CLOCK_EVERY_S = 3.0, 60.0  # by then the clock comparison is accurate

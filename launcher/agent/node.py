@@ -33,24 +33,12 @@ from launcher.monitor.samples.stats_page import NO_STATS_PAGE, StatsPages
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.output import logs
 from launcher.ranks.output.console import Console
-from launcher.rendezvous.messages import (
-    CheckReport,
-    Examine,
-    FailureRecordMessage,
-    Finish,
-    HangReport,
-    MountFault,
-    RecoveryStep,
-    RuleReport,
-    SetupOrder,
-    StepTaken,
-    World,
-)
+from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SupervisorClient
 
 if TYPE_CHECKING:
-    from launcher.agent.agent import Agent, NodeOrder
+    from launcher.agent.agent import Agent
     from launcher.agent.event_files import EventFile
     from launcher.agent.node_checks import NodeChecks
     from launcher.agent.node_reports import NodeReports
@@ -80,7 +68,7 @@ class Node:
         self.event_file: EventFile | None = None  # of this node, in a job on several nodes that writes events
         self.job_statistics: Callable[[], dict[str, int | str]] = dict  # replaced on the coordinator's node
         self._group_rank = -1  # of this node in the last attempt that it took part in
-        self._finish: Finish | None = None
+        self._finish: messages.Finish | None = None
         self._checks: NodeChecks | None = None  # with --check, or once the coordinator has found something
         self._steps: NodeSteps | None = None  # from the first one on
         self._reports: NodeReports | None = None  # from the first one on
@@ -159,7 +147,7 @@ class Node:
 
     # ---- attempts --------------------------------------------------------------------------------------------
 
-    def prepare(self, world: World) -> RankGroup:
+    def prepare(self, world: messages.World) -> RankGroup:
         """Make the attempt's directories and the group of its ranks; nothing runs yet."""
         spec, run_dir, attempt = self._spec, self._directories.run, world.attempt
         self._events.attempt, self._group_rank = attempt, world.group_rank
@@ -238,7 +226,7 @@ class Node:
         self._records.end_attempt(self.agent.group)
         self._output.end_attempt()
 
-    def _on_unreadable(self, fault: MountFault) -> None:
+    def _on_unreadable(self, fault: messages.MountFault) -> None:
         """Replace a mount with faults: the next attempt gets its files by another method."""
         self.provisions.environment.unreadable(fault)
 
@@ -255,23 +243,23 @@ class Node:
 
     # ---- orders and reports of the coordinator ---------------------------------------------------------------
 
-    def carry_out(self, order: NodeOrder) -> None:
+    def carry_out(self, order: messages.ForwardedOrder) -> None:
         """Carry out an order that needs no decision of the agent, or show a report."""
         match order:
-            case SetupOrder():
+            case messages.SetupOrder():
                 self.provisions.environment.set_up(order)
-            case RecoveryStep():
+            case messages.RecoveryStep():
                 self._recover(order)
-            case StepTaken(attempt=attempt):
+            case messages.StepTaken(attempt=attempt):
                 attrs: dict[str, Any] = {"step": order.step, "class": order.kind, "why": order.text}
                 self._events.instant("", "ladder_step", attempt=attempt, **attrs)
-            case FailureRecordMessage():
+            case messages.FailureRecordMessage():
                 self._evidence.keep(order)
-            case CheckReport():
+            case messages.CheckReport():
                 self._find_checks().show(order, self._group_rank)
-            case HangReport():
+            case messages.HangReport():
                 self._find_reports().show_hang(order)
-            case RuleReport():
+            case messages.RuleReport():
                 self._find_reports().show_rule(order, is_first_node=self._group_rank == 0)
 
     def send_stacks(self, number: int) -> None:
@@ -279,7 +267,7 @@ class Node:
         if self._sampling.watch is not None:
             self._sampling.watch.ask(number)
 
-    def examine(self, order: Examine, group: RankGroup) -> None:
+    def examine(self, order: messages.Examine, group: RankGroup) -> None:
         """Inspect the ranks of a failed attempt before they are ended."""
         self._find_steps().examine(order, group)
 
@@ -288,11 +276,11 @@ class Node:
         if self._steps is not None:
             self._steps.end_examination()
 
-    def _recover(self, order: RecoveryStep) -> None:
+    def _recover(self, order: messages.RecoveryStep) -> None:
         """Take a step of the escalation ladder before the next attempt."""
         record, group = "", self.agent.group
         if order.data:
-            self._evidence.keep(FailureRecordMessage(order.number, order.data))
+            self._evidence.keep(messages.FailureRecordMessage(order.number, order.data))
             kept = self._evidence.path_of(order.attempt)
             record = f"{kept.removesuffix('.txt')}.json" if kept else ""
         self._find_steps().recover(order, record, group.prepared_ns if group is not None else 0)
@@ -371,7 +359,7 @@ class Node:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def report(self, finish: Finish) -> None:
+    def report(self, finish: messages.Finish) -> None:
         """Keep the job's result; the report follows the last output of the ranks."""
         self._finish = finish
         self._records.finish_last()

@@ -17,15 +17,7 @@ from launcher.monitor.samples.stats_page import StatsPages
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.output import logs
 from launcher.ranks.output.console import Console
-from launcher.rendezvous.messages import (
-    FailureRecordMessage,
-    MountFault,
-    NodeStacks,
-    RankSamples,
-    RuleFired,
-    RuleObservation,
-    World,
-)
+from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited
 
@@ -59,7 +51,7 @@ class NodeFeature(NamedTuple):
     The node calls all features in the order of its list; `over` in reverse, as what began last ends first.
     """
 
-    prepare: Callable[[World], object] = _nothing  # the ranks of an attempt are about to be made
+    prepare: Callable[[messages.World], object] = _nothing  # the ranks of an attempt are about to be made
     started: Callable[[RankGroup], object] = _nothing  # all of them run
     rank_ended: Callable[[RankGroup, Rank, Exited], object] = _nothing
     stopping: Callable[[], object] = _nothing  # they have been asked to end
@@ -74,8 +66,8 @@ class AttemptAgent(Protocol):
     @property
     def group(self) -> RankGroup | None: ...
     def to_job_clock(self, local_ns: int) -> tuple[int, int]: ...
-    def send_samples(self, message: RankSamples | NodeStacks) -> None: ...
-    def send_rules(self, message: RuleFired | RuleObservation) -> None: ...
+    def send_samples(self, message: messages.RankSamples | messages.NodeStacks) -> None: ...
+    def send_rules(self, message: messages.RuleFired | messages.RuleObservation) -> None: ...
 
 
 FindAgent = Callable[[], AttemptAgent]  # the node exists before its agent
@@ -116,7 +108,7 @@ class FailureEvidence:
             prepare=self._prepare, started=self._on_started, first_step=self._on_first_step, close=self._close
         )
 
-    def _prepare(self, world: World) -> None:
+    def _prepare(self, world: messages.World) -> None:
         self._attempt, self._first_step_s = world.attempt, None
         if self._files is not None:
             self._files.attempt_over()
@@ -150,7 +142,7 @@ class FailureEvidence:
         """Return what the kernel has reported about a process that died; None if that is not known."""
         return self._kernel.of(pid) if self._kernel is not None else None
 
-    def keep(self, record: FailureRecordMessage) -> None:
+    def keep(self, record: messages.FailureRecordMessage) -> None:
         """Save a failure record in the log directory, if there is one."""
         if not self._directories.logs:
             return
@@ -232,7 +224,7 @@ class MountWatch:
         agent: FindAgent,
         events: NodeEvents,
         say: Callable[[str], object],
-        unreadable: Callable[[MountFault], object],
+        unreadable: Callable[[messages.MountFault], object],
     ) -> None:
         """Args: unreadable: gets each mount with faults in the attempt that is over."""
         self._loop = loop
@@ -268,17 +260,19 @@ class MountWatch:
 
             self.put("checkpoint", ServedMount(path_beside(path)))
 
-    def find(self, since_ns: int) -> tuple[MountFault, ...]:
+    def find(self, since_ns: int) -> tuple[messages.MountFault, ...]:
         """Return the read faults since then, on the monotonic clock."""
         return () if self._mounts is None else self._mounts.find(since_ns)
 
-    def explains(self, message: RuleFired | RuleObservation) -> bool:
+    def explains(self, message: messages.RuleFired | messages.RuleObservation) -> bool:
         """Return whether a fault of a mount explains this finding, and is reported instead."""
         group = self._agent().group
-        is_of_mounts = isinstance(message, RuleFired) and message.rule in OF_MOUNTS and message.action == "report"
+        is_of_mounts = (
+            isinstance(message, messages.RuleFired) and message.rule in OF_MOUNTS and message.action == "report"
+        )
         return is_of_mounts and group is not None and bool(self.find(group.prepared_ns))
 
-    def _prepare(self, _world: World) -> None:
+    def _prepare(self, _world: messages.World) -> None:
         if self._mounts is not None:
             self._mounts.begin()
 
@@ -366,7 +360,7 @@ class RankSampling:
     def feature(self) -> NodeFeature:
         return NodeFeature(prepare=self._prepare, started=self._on_started, over=self._on_over)
 
-    def _prepare(self, _world: World) -> None:
+    def _prepare(self, _world: messages.World) -> None:
         self.numbers_decrease = False
 
     def _on_started(self, group: RankGroup) -> None:
@@ -444,7 +438,7 @@ class OutputRules:
         agent: FindAgent,
         say: Callable[[str], object],
         events: NodeEvents,
-        is_explained: Callable[[RuleFired | RuleObservation], bool],
+        is_explained: Callable[[messages.RuleFired | messages.RuleObservation], bool],
     ) -> None:
         """Args: is_explained: whether a finding is reported in another way."""
         self._loop = loop
@@ -489,7 +483,7 @@ class OutputRules:
         told = Reported(self._send, self._say, self._events.measured)
         self._rules = NodeRules(self._loop, group, (*own, *known), told)
 
-    def _send(self, message: RuleFired | RuleObservation) -> None:
+    def _send(self, message: messages.RuleFired | messages.RuleObservation) -> None:
         if not self._is_explained(message):
             self._agent().send_rules(message)
 

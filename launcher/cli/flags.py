@@ -30,7 +30,7 @@ class Flag(NamedTuple):
     @property
     def dest(self) -> str:
         """Name of its value."""
-        return next(name for name in self.names if name.startswith("--"))[2:].replace("-", "_")
+        return _dest(self.names)
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -54,13 +54,18 @@ def one_item(value: str) -> list[str]:
 
 
 def _torchrun_flag(*names: str, help: str, env: bool = True, **more: Any) -> Flag:  # noqa: A002
-    flag = Flag(names, help, **more)
-    return flag._replace(env="PET_" + flag.dest.upper()) if env else flag
+    return Flag(names, help, env="PET_" + _dest(names).upper() if env else "", **more)
 
 
 def _bootseer_flag(name: str, help: str, **more: Any) -> Flag:  # noqa: A002
-    flag = Flag((name,), help, ours=True, **more)
-    return flag._replace(env="BOOTSEER_" + flag.dest.upper())
+    return Flag((name,), help, ours=True, env="BOOTSEER_" + _dest((name,)).upper(), **more)
+
+
+def _dest(names: tuple[str, ...]) -> str:
+    for name in names:
+        if name.startswith("--"):
+            return name[2:].replace("-", "_")
+    raise AssertionError(f"{names}: a flag has a long name")
 
 
 FLAGS: tuple[Flag, ...] = (

@@ -6,7 +6,7 @@ A new object for each attempt, so nothing of an earlier one remains. Between att
 from __future__ import annotations
 
 from bootseer.light_typing import TYPE_CHECKING, Iterable, NamedTuple
-from launcher.rendezvous.messages import Failure, Stopped
+from launcher.rendezvous import messages
 
 if TYPE_CHECKING:
     from launcher.ranks.cause import LostNode, OrderedFailures
@@ -35,15 +35,17 @@ class AttemptFailures:
     """The failed ranks and lost nodes of one attempt."""
 
     def __init__(self) -> None:
-        self.ranks: list[Failure] = []
+        self.ranks: list[messages.Failure] = []
         self.lost: list[NodeLoss] = []
         self.early: list[int] = []  # ranks that had ended with 0 before the attempt was stopped
         self.traces: list[bytes] = []  # of collectives
         self.mismatch = ""  # ranks with other collectives than the rest
         self._known: set[tuple[int, int]] = set()  # rank and pid
-        self._ordered: tuple[tuple[int, int], OrderedFailures, list[Failure]] | None = None  # see `_order_all`
+        self._ordered: tuple[tuple[int, int], OrderedFailures, list[messages.Failure]] | None = (
+            None  # see `_order_all`
+        )
 
-    def add(self, failures: Iterable[Failure]) -> None:
+    def add(self, failures: Iterable[messages.Failure]) -> None:
         """Add failed ranks that are not known yet."""
         for failure in failures:
             key = (failure.rank, failure.pid)
@@ -79,11 +81,11 @@ class AttemptFailures:
         """Return the failures in the order of their causes."""
         return self._order_all()[0]
 
-    def first(self) -> list[Failure]:
+    def first(self) -> list[messages.Failure]:
         """Return the failures that may have been the first."""
         return self._order_all()[1]
 
-    def _order_all(self) -> tuple[OrderedFailures, list[Failure]]:
+    def _order_all(self) -> tuple[OrderedFailures, list[messages.Failure]]:
         """Return the ordered failures and those that may have been the first; cached until one is added."""
         key = len(self.ranks), len(self.lost)
         if self._ordered is None or self._ordered[0] != key:
@@ -146,7 +148,7 @@ class Attempt:
         self.unstarted -= 1
         return not self.unstarted
 
-    def node_stopped(self, message: Stopped) -> None:
+    def node_stopped(self, message: messages.Stopped) -> None:
         """Note the report of a node that has stopped its ranks."""
         self.port_was_taken |= message.port_was_taken
         self.steps = max(self.steps, message.steps)
@@ -177,7 +179,7 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def describe_failure(failure: Failure) -> str:
+def describe_failure(failure: messages.Failure) -> str:
     """Return the rank and how it has ended."""
     if failure.status < 0:
         how = f"was ended by {signal_name(-failure.status)}"

@@ -10,8 +10,7 @@ from bootseer.light_typing import TYPE_CHECKING
 from launcher.coordinator.attempt import Attempt
 from launcher.coordinator.nodes import NodeState
 from launcher.coordinator.state import JobState, Phase
-from launcher.rendezvous import ranks
-from launcher.rendezvous.messages import Spare
+from launcher.rendezvous import messages, ranks
 
 if TYPE_CHECKING:
     from launcher.coordinator.environments import JobEnvironments
@@ -190,4 +189,4 @@ class Gathering:
             self._outbox.send(member.node, world)
         for number, node in nodes.by_number.items():
             if node.place is None:
-                self._outbox.send(number, Spare(len(members)))
+                self._outbox.send(number, messages.Spare(len(members)))

@@ -23,31 +23,7 @@ from launcher.coordinator.nodes import Node, NodeState, Silence
 from launcher.coordinator.orders import Listen, Order, Send
 from launcher.coordinator.running import RunningRanks
 from launcher.coordinator.state import OF_ATTEMPT, JobRules, JobState, Phase
-from launcher.rendezvous.messages import (
-    ClockReading,
-    Environment,
-    Examined,
-    Failure,
-    FromMember,
-    Identity,
-    Join,
-    Leave,
-    NodeStacks,
-    Note,
-    PairPort,
-    PairResult,
-    RankFailed,
-    RankSamples,
-    RecoveryResult,
-    Refused,
-    RuleFired,
-    RuleObservation,
-    SetupReport,
-    Signalled,
-    Started,
-    Stopped,
-    Succeeded,
-)
+from launcher.rendezvous import messages
 
 # With what the arguments and results of a Job are made of.
 __all__ = ["Job", "JobRules", "Listen", "Order", "Send", "Silence", "signal_name"]
@@ -55,18 +31,6 @@ __all__ = ["Job", "JobRules", "Listen", "Order", "Send", "Silence", "signal_name
 # How long before its connection broke a node may have failed, if the host does not know the time; and before its
 # Leave message.
 SILENT_BEFORE_BREAK_S, LEFT_S = 5.0, 1.0
-
-AttemptMessage = (
-    Started
-    | RankFailed
-    | Succeeded
-    | Stopped
-    | RankSamples
-    | RuleFired
-    | RuleObservation
-    | Examined
-    | RecoveryResult
-)
 
 
 class Job:
@@ -106,9 +70,9 @@ class Job:
 
     # ---- facts -----------------------------------------------------------------------------------------------
 
-    def receive(self, node: int, message: FromMember, now_s: float) -> list[Order]:
+    def receive(self, node: int, message: messages.FromMember, now_s: float) -> list[Order]:
         """Handle a message of a node; the first one is its Join."""
-        if isinstance(message, Join):
+        if isinstance(message, messages.Join):
             self._on_join(node, message, now_s)
         elif node in self._nodes.by_number:
             self._on_message(self._nodes.by_number[node], node, message, now_s)
@@ -191,7 +155,7 @@ class Job:
 
     # ---- messages --------------------------------------------------------------------------------------------
 
-    def _on_join(self, number: int, join: Join, now_s: float) -> None:
+    def _on_join(self, number: int, join: messages.Join, now_s: float) -> None:
         if self._membership.refuses(number, join):
             return
         claimant = self._nodes.find_claimant(join)
@@ -204,73 +168,73 @@ class Job:
         elif node.digest is not None:
             self._consider_newcomer(number, now_s)
 
-    def _on_message(self, node: Node, number: int, message: FromMember, now_s: float) -> None:
+    def _on_message(self, node: Node, number: int, message: messages.FromMember, now_s: float) -> None:
         match message:
-            case Identity():
-                self._on_identity(node, number, message, now_s)
-            case Environment():
-                self._on_environment(number, message)
-            case SetupReport():
-                self._on_setup(number, message, now_s)
-            case PairPort() | PairResult():
-                self._lifecycle.on_test_answer(number, message, now_s)
-            case ClockReading():
-                self._lifecycle.compare_clocks(number, message)
-            case NodeStacks():
-                if self._state.phase is Phase.RUNNING:
-                    self._lifecycle.end_attempt(self._running.node_answered(number, message, now_s), now_s)
-            case Signalled(signum):
-                self._on_signal(number, signum, now_s)
-            case Leave(reason):
-                # Its ranks have ended before this message.
-                self._lifecycle.drop(number, reason, now_s, now_s - LEFT_S)
             case (
-                Started()
-                | RankFailed()
-                | Succeeded()
-                | Stopped()
-                | RankSamples()
-                | RuleFired()
-                | RuleObservation()
-                | Examined()
-                | RecoveryResult()
+                messages.Started()
+                | messages.RankFailed()
+                | messages.Succeeded()
+                | messages.Stopped()
+                | messages.RankSamples()
+                | messages.RuleFired()
+                | messages.RuleObservation()
+                | messages.Examined()
+                | messages.RecoveryResult()
             ):
                 if message.attempt == self._state.attempt.number:
                     self._on_attempt(node, number, message, now_s)
+            case messages.Identity():
+                self._on_identity(node, number, message, now_s)
+            case messages.Environment():
+                self._on_environment(number, message)
+            case messages.SetupReport():
+                self._on_setup(number, message, now_s)
+            case messages.PairPort() | messages.PairResult():
+                self._lifecycle.on_test_answer(number, message, now_s)
+            case messages.ClockReading():
+                self._lifecycle.compare_clocks(number, message)
+            case messages.NodeStacks():
+                if self._state.phase is Phase.RUNNING:
+                    self._lifecycle.end_attempt(self._running.node_answered(number, message, now_s), now_s)
+            case messages.Signalled(signum):
+                self._on_signal(number, signum, now_s)
+            case messages.Leave(reason):
+                # Its ranks have ended before this message.
+                self._lifecycle.drop(number, reason, now_s, now_s - LEFT_S)
 
-    def _on_attempt(self, node: Node, number: int, message: AttemptMessage, now_s: float) -> None:
+    def _on_attempt(self, node: Node, number: int, message: messages.AttemptMessage, now_s: float) -> None:
         """Handle a message about the current attempt."""
         state, attempt = self._state, self._state.attempt
         is_running = state.phase is Phase.RUNNING
         match message:
-            case Started():
+            case messages.Started():
                 if attempt.node_started(now_s) and state.records.notes is not None:
                     state.records.notes.runs(now_s)
-            case RankFailed(_, failure):
+            case messages.RankFailed(_, failure):
                 if state.phase in OF_ATTEMPT:
                     self._on_failed(number, failure, now_s)
-            case Succeeded():
+            case messages.Succeeded():
                 self._on_succeeded(node, number)
-            case Stopped():
+            case messages.Stopped():
                 if node.state is NodeState.STOPPING:
                     self._nodes.set_state(node, NodeState.WAITING)
                     node.port = message.master_port
                     attempt.node_stopped(message)
                     self._lifecycle.after_attempt(now_s)
-            case RankSamples(_, facts):
+            case messages.RankSamples(_, facts):
                 if is_running and self._rules.on_hang != "off":
                     self._lifecycle.end_attempt(self._running.node_sampled(number, facts, now_s), now_s)
-            case RuleFired():
+            case messages.RuleFired():
                 if state.phase in OF_ATTEMPT:
                     self._lifecycle.end_attempt(self._running.rule_fired(message, now_s), now_s)
-            case RuleObservation():
+            case messages.RuleObservation():
                 self._running.rule_observed(message, now_s)
-            case Examined():
+            case messages.Examined():
                 self._lifecycle.on_examined(number, message, now_s)
-            case RecoveryResult():
+            case messages.RecoveryResult():
                 self._lifecycle.on_recovered(number, message, now_s)
 
-    def _on_identity(self, node: Node, number: int, message: Identity, now_s: float) -> None:
+    def _on_identity(self, node: Node, number: int, message: messages.Identity, now_s: float) -> None:
         attempt = self._state.attempt
         self._nodes.set_digest(node, message.digest)
         differs = bool(message.digest and attempt.digest and message.digest != attempt.digest)
@@ -281,18 +245,20 @@ class Job:
         if node.state is NodeState.WAITING:
             self._consider_newcomer(number, now_s)
         if message.why:
-            self._outbox.send(number, Note(f"the environment of this node was not compared: {message.why}"))
+            self._outbox.send(
+                number, messages.Note(f"the environment of this node was not compared: {message.why}")
+            )
         if self._state.phase is Phase.GATHERING:
             self._lifecycle.try_start(now_s)
 
-    def _on_environment(self, number: int, message: Environment) -> None:
+    def _on_environment(self, number: int, message: messages.Environment) -> None:
         environments = self._gathering.environments
         if environments is not None and self._state.phase is Phase.GATHERING:
             difference = environments.on_environment(number, message)
             if difference:
                 self._lifecycle.finish(1, difference)
 
-    def _on_setup(self, number: int, news: SetupReport, now_s: float) -> None:
+    def _on_setup(self, number: int, news: messages.SetupReport, now_s: float) -> None:
         if self.finished:
             return
         reason = self._gathering.take_environments().on_setup(number, news, now_s)
@@ -301,7 +267,7 @@ class Job:
         elif news.what == "ready" and self._state.phase is Phase.GATHERING:
             self._lifecycle.try_start(now_s)
 
-    def _on_failed(self, number: int, failure: Failure, now_s: float) -> None:
+    def _on_failed(self, number: int, failure: messages.Failure, now_s: float) -> None:
         state = self._state
         state.attempt.failures.add([failure])
         state.records.take_notes().heard(failure, now_s)
@@ -323,7 +289,9 @@ class Job:
         state, stopped = self._state, f"stopped by {signal_name(signum)}"
         if state.attempt.number >= 0 and self._nodes.by_number[number].place is None:
             # No rank of the job was on this node, so the job continues.
-            self._outbox.send(number, Refused(128 + signum, f"{stopped}; the job continues without this node"))
+            self._outbox.send(
+                number, messages.Refused(128 + signum, f"{stopped}; the job continues without this node")
+            )
             self._lifecycle.drop(number, stopped, now_s, now_s)
             return
         is_second, state.signum = state.signum != 0, state.signum or signum

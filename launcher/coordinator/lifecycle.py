@@ -14,7 +14,7 @@ from launcher.coordinator.membership import LateNodes, Membership
 from launcher.coordinator.nodes import NodeState
 from launcher.coordinator.running import RunningRanks
 from launcher.coordinator.state import JobState, Phase
-from launcher.rendezvous.messages import DroppedFromJob, Finish
+from launcher.rendezvous import messages
 
 if TYPE_CHECKING:
     from launcher.coordinator.ending import AttemptEnding
@@ -132,7 +132,7 @@ class JobLifecycle:
 
     def give_up(self, number: int, reason: str, now_s: float, heard_s: float) -> None:
         """Drop a silent node; if it returns, it is a new node."""
-        self._outbox.send(number, DroppedFromJob(f"it {reason}"))
+        self._outbox.send(number, messages.DroppedFromJob(f"it {reason}"))
         self.drop(number, reason, now_s, heard_s)
 
     def give_up_silent(self, number: int, now_s: float) -> None:
@@ -285,11 +285,11 @@ class JobLifecycle:
         state.phase = Phase.FINISHED
         if self._checks is not None:
             self._checks.cancel_test()
-        finish = Finish(status, reason, (), (), ())
+        finish = messages.Finish(status, reason, (), (), ())
         if state.attempt.failures.ranks and status:
             ordered = state.attempt.failures.order()
             failures, lost = ordered.failures[:MAX_FAILURES_REPORTED], ordered.nodes[:MAX_FAILURES_REPORTED]
-            finish = Finish(status, reason, failures, ordered.unsure, lost)
+            finish = messages.Finish(status, reason, failures, ordered.unsure, lost)
         state.records.finished(reason)
         self._outbox.send_to_all(finish)
 

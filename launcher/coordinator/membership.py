@@ -10,7 +10,7 @@ from bootseer.light_typing import TYPE_CHECKING
 from launcher.coordinator.attempt import MAX_LOST_REPORTED, NodeLoss
 from launcher.coordinator.nodes import Node, NodeState
 from launcher.coordinator.state import JobState, Phase
-from launcher.rendezvous.messages import Join, Note, Refused, Spare, Welcome
+from launcher.rendezvous import messages
 
 if TYPE_CHECKING:
     from launcher.rendezvous.messages import EntryDigest
@@ -27,22 +27,22 @@ class Membership:
         self._runs: dict[str, EntryDigest] = {}  # the program of the ranks of a role, from the first node
         self._others_reported: set[str] = set()  # reported hosts of other jobs
 
-    def refuses(self, number: int, join: Join) -> bool:
+    def refuses(self, number: int, join: messages.Join) -> bool:
         """Refuse a node that cannot join. Returns: whether it was refused."""
         outbox = self._state.outbox
         refusal = self._find_refusal(join)
         if refusal is not None:
-            outbox.send(number, Refused(1, refusal))
+            outbox.send(number, messages.Refused(1, refusal))
             if join.host not in self._others_reported and len(self._others_reported) < MAX_LOST_REPORTED:
                 self._others_reported.add(join.host)
                 outbox.log_to_all(f"refused {join.host} (pid {join.pid}): {refusal}")
             return True
         if self._state.phase is Phase.FINISHED:
-            outbox.send(number, Refused(1, f"job {join.run_id!r} has ended already"))
+            outbox.send(number, messages.Refused(1, f"job {join.run_id!r} has ended already"))
             return True
         return False
 
-    def _find_refusal(self, join: Join) -> str | None:
+    def _find_refusal(self, join: messages.Join) -> str | None:
         rules, nodes = self._state.rules, self._state.nodes
         if join.run_id != rules.run_id:
             return (
@@ -70,20 +70,21 @@ class Membership:
                 )
         return None
 
-    def admit(self, number: int, join: Join) -> Node:
+    def admit(self, number: int, join: messages.Join) -> Node:
         """Add a node to the job."""
         rules, nodes, outbox = self._state.rules, self._state.nodes, self._state.outbox
         node = nodes.add(number, join)
         self._runs.setdefault(join.role, join.runs)
-        outbox.send(number, Welcome(number, rules.open_membership))
+        outbox.send(number, messages.Welcome(number, rules.open_membership))
         if not rules.static and join.node_rank >= 0 and nodes.find_claimant(join) != number:
             outbox.send(
-                number, Note(f"--node-rank {join.node_rank} was given to several nodes; their order is by name")
+                number,
+                messages.Note(f"--node-rank {join.node_rank} was given to several nodes; their order is by name"),
             )
         if join.max_restarts != rules.max_restarts:
             outbox.send(
                 number,
-                Note(
+                messages.Note(
                     f"--max-restarts {join.max_restarts} here, {rules.max_restarts} at the coordinator: "
                     "using the coordinator's"
                 ),
@@ -94,7 +95,7 @@ class Membership:
         """Refuse a new node of a running job, as its environment differs; the caller removes it."""
         self._state.outbox.send(
             number,
-            Refused(
+            messages.Refused(
                 1,
                 "the Python environment of this node differs from that of the running job; install the same "
                 "everywhere or start the job with --allow-mixed-environments",
@@ -129,7 +130,7 @@ class LateNodes:
         """Handle one such node."""
         at_work = self._nodes.count_at_work()
         if at_work >= self._rules.max_nodes or self._nodes.counts[NodeState.SUCCEEDED]:
-            self._outbox.send(number, Spare(at_work))
+            self._outbox.send(number, messages.Spare(at_work))
         elif self.due_s is None:
             self.due_s = now_s + JOIN_SETTLE_S
 
@@ -151,7 +152,7 @@ class LateNodes:
         if nodes.counts[NodeState.SUCCEEDED]:
             for number, node in nodes.by_number.items():
                 if node.state is NodeState.WAITING:
-                    self._outbox.send(number, Spare(nodes.count_at_work()))
+                    self._outbox.send(number, messages.Spare(nodes.count_at_work()))
         elif waiting > 0:
             from bootseer.counted import counted
 

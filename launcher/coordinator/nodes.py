@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bootseer.light_stdlib import Enum
 from bootseer.light_typing import NamedTuple
-from launcher.rendezvous.messages import Distributions, Join
+from launcher.rendezvous import messages
 
 
 class NodeState(Enum):
@@ -46,13 +46,13 @@ class Node:
 
     __slots__ = ("digest", "environment", "join", "place", "port", "state")
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: messages.Join) -> None:
         self.join = join
         self.state = NodeState.WAITING
         self.place: int | None = None  # its node rank in the current or last attempt
         self.port = join.master_port
         self.digest: str | None = None if join.has_identity else ""  # of its Python environment
-        self.environment: Distributions | None = None
+        self.environment: messages.Distributions | None = None
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class JobNodes:
 
     # ---- changes ---------------------------------------------------------------------------------------------
 
-    def add(self, number: int, join: Join) -> Node:
+    def add(self, number: int, join: messages.Join) -> Node:
         """Add a node; the first one that claims a node rank keeps the claim."""
         node = self.by_number[number] = Node(join)
         self.counts[node.state] += 1
@@ -113,11 +113,11 @@ class JobNodes:
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
-    def find_claimant(self, join: Join) -> int:
+    def find_claimant(self, join: messages.Join) -> int:
         """Return the node that has claimed the node rank of `join`; -1 for none."""
         return self._by_node_rank.get(self._claimed_rank(join), -1)
 
-    def _claimed_rank(self, join: Join) -> int:
+    def _claimed_rank(self, join: messages.Join) -> int:
         """Return the node rank that a node claims, -1 for none."""
         return max(0, join.node_rank) if self._is_static else join.node_rank
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bootseer.light_typing import Iterable, NamedTuple
-from launcher.rendezvous.messages import FromCoordinator, Note
+from launcher.rendezvous import messages
 
 
 class Send(NamedTuple):
     """Order: send this message to that node."""
 
     node: int
-    message: FromCoordinator
+    message: messages.FromCoordinator
 
 
 class Listen(NamedTuple):
@@ -30,18 +30,18 @@ class Outbox:
         self._nodes = nodes
         self._orders: list[Order] = []
 
-    def send(self, node: int, message: FromCoordinator) -> None:
+    def send(self, node: int, message: messages.FromCoordinator) -> None:
         """Order a message to a node, which need not be in the job."""
         self._orders.append(Send(node, message))
 
-    def send_to_all(self, message: FromCoordinator) -> None:
+    def send_to_all(self, message: messages.FromCoordinator) -> None:
         """Order a message to all nodes of the job."""
         for node in self._nodes:
             self._orders.append(Send(node, message))
 
     def log_to_all(self, text: str) -> None:
         """Order a log line on all nodes of the job."""
-        self.send_to_all(Note(text))
+        self.send_to_all(messages.Note(text))
 
     def listen(self, on: bool) -> None:
         """Order to take the endpoint's port, or to free it."""

@@ -9,16 +9,7 @@ from __future__ import annotations
 from bootseer.light_typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple
 from launcher.coordinator.attempt import AttemptEnd, describe_failure
 from launcher.coordinator.state import JobState, Phase
-from launcher.rendezvous.messages import (
-    Failure,
-    HangReport,
-    NodeStacks,
-    Note,
-    RuleFired,
-    RuleObservation,
-    RuleReport,
-    WantStacks,
-)
+from launcher.rendezvous import messages
 
 if TYPE_CHECKING:
     from launcher.base.facts import RankFacts
@@ -79,7 +70,7 @@ class RunningRanks:
         """Whether a rank has failed, and others may fail alike."""
         return self._alike is not None
 
-    def rank_failed(self, number: int, failure: Failure, now_s: float) -> Iterator[AttemptEnd]:
+    def rank_failed(self, number: int, failure: messages.Failure, now_s: float) -> Iterator[AttemptEnd]:
         """Handle a failed rank; end the attempt, or wait a moment if all ranks may fail at the same line."""
         place = ""
         if not self._rules.steps.post_mortem_s and self._rules.on_hang != "off":
@@ -137,7 +128,7 @@ class RunningRanks:
             self._begin_hangs(self._hangs, now_s)
         yield from self._report_hangs(self._hangs.looked(number, facts, now_s), now_s)
 
-    def node_answered(self, number: int, answer: NodeStacks, now_s: float) -> Iterator[AttemptEnd]:
+    def node_answered(self, number: int, answer: messages.NodeStacks, now_s: float) -> Iterator[AttemptEnd]:
         """Handle a node's answer to a query for stacks."""
         if self._hangs is not None:
             yield from self._report_hangs(self._hangs.answered(number, *answer), now_s)
@@ -154,13 +145,13 @@ class RunningRanks:
             attempt, placed = self._state.attempt, self._nodes.placed()
             if isinstance(each, StackQuery):
                 for number in placed:
-                    outbox.send(number, WantStacks(attempt.number, each.number))
+                    outbox.send(number, messages.WantStacks(attempt.number, each.number))
                 continue
             for number, node in placed.items():
                 if node.place == 0:
-                    outbox.send(number, HangReport(attempt.number, each.number, each.text, each.data))
+                    outbox.send(number, messages.HangReport(attempt.number, each.number, each.text, each.data))
                 else:
-                    outbox.send(number, Note(each.line))
+                    outbox.send(number, messages.Note(each.line))
             hang = self._hangs.last if self._hangs is not None else None
             is_ended = self._rules.on_hang == "restart" and self._state.phase is Phase.RUNNING
             is_ended &= hang is None or not hang.is_early
@@ -182,14 +173,14 @@ class RunningRanks:
             self._output = RuleWatch(self._rules.log_rules)
         return self._output
 
-    def rule_fired(self, fired: RuleFired, now_s: float) -> Iterator[AttemptEnd]:
+    def rule_fired(self, fired: messages.RuleFired, now_s: float) -> Iterator[AttemptEnd]:
         """Handle a rule that the output of a node's rank has matched."""
         from launcher.rules.job_watch import JobRuleFinding
 
         finding = JobRuleFinding(fired.rule, fired.kind, fired.action, fired.rank, fired.text)
         yield from self._report_rules([finding], now_s)
 
-    def rule_observed(self, observed: RuleObservation, now_s: float) -> None:
+    def rule_observed(self, observed: messages.RuleObservation, now_s: float) -> None:
         """Handle what a node has observed for a rule about any rank."""
         if self._output is not None:
             self._output.seen(observed.rule, observed.what, now_s)
@@ -204,7 +195,7 @@ class RunningRanks:
         for each in broken:
             attempt = self._state.attempt
             if self._take_output().is_news(each):
-                told = RuleReport(attempt.number, each.rule, each.kind, each.action, each.rank, each.line)
+                told = messages.RuleReport(attempt.number, each.rule, each.kind, each.action, each.rank, each.line)
                 for number in self._nodes.placed():
                     self._outbox.send(number, told)
             if each.action in ("give-up", "stop") and self.verdict is None:

@@ -8,7 +8,7 @@ rank 0 does.
 from __future__ import annotations
 
 from bootseer.light_typing import Mapping, Protocol
-from launcher.rendezvous.messages import World
+from launcher.rendezvous import messages
 
 # Only bootrun may set these.
 RANK_VARIABLES = frozenset(
@@ -66,7 +66,7 @@ def constant_environ(job: JobValues, inherited: Mapping[str, str]) -> dict[str, 
 
 def rank_environ(
     job: JobValues,
-    world: World,
+    world: messages.World,
     local_rank: int,
     error_file: str,
     visible_devices: str | None,

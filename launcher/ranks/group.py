@@ -16,7 +16,7 @@ from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
 from launcher.ranks.output.logs import RankLogs
 from launcher.ranks.program import RankProgram
-from launcher.rendezvous.messages import Failure, MountFault, World
+from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SpawnRequest, SupervisorClient
 
@@ -71,7 +71,7 @@ class GroupEvents(NamedTuple):
     """Callbacks by which the agent learns of its ranks."""
 
     started: Callable[[], object]  # all ranks run
-    failed: Callable[[Failure], object]  # the first failure of the group
+    failed: Callable[[messages.Failure], object]  # the first failure of the group
     exited: Callable[[Rank, Exited], object]  # each rank
     succeeded: Callable[[], object]  # all ranks ended with 0 and none of their processes is left
     cannot_start: Callable[[str], object]  # one line
@@ -83,7 +83,7 @@ class RankGroup:
     def __init__(
         self,
         spec: LaunchSpec,
-        world: World,
+        world: messages.World,
         node: str,
         guard: SupervisorClient,
         to_job_clock: Callable[[int], tuple[int, int]],
@@ -91,7 +91,7 @@ class RankGroup:
         ranks: list[Rank],
         kernel_word: Callable[[int], KernelEvidence | None] = lambda _pid: None,
         checks: Callable[[], tuple[str, ...]] = tuple,
-        mounts: Callable[[int], tuple[MountFault, ...]] = lambda _since_ns: (),
+        mounts: Callable[[int], tuple[messages.MountFault, ...]] = lambda _since_ns: (),
     ) -> None:
         """Args: mounts: returns the read faults of bootrun's mounts since then."""
         self._spec = spec
@@ -104,7 +104,7 @@ class RankGroup:
         self._checks, self._mounts = checks, mounts
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
-        self.failures: list[Failure] = []
+        self.failures: list[messages.Failure] = []
         self.ended: list[int] = []  # ranks that have ended with 0 before they were stopped
         self.prepared_ns = time.monotonic_ns()
         self.spawn_began_ns = 0
@@ -248,7 +248,7 @@ class RankGroup:
     def is_stopping(self) -> bool:
         return self._stop_reported_ns is not None
 
-    def _describe(self, rank: Rank, exited: Exited) -> Failure:
+    def _describe(self, rank: Rank, exited: Exited) -> messages.Failure:
         is_stopped = self._stop_reported_ns is not None and exited.time_ns > self._stop_reported_ns
         if is_stopped and rank.rank in self._had_failed:
             # With torch an interpreter takes a second to end. In this time its peers lose it, and fail sooner.
@@ -262,7 +262,7 @@ class RankGroup:
                 return failure
         return self._as_failure(rank, exited, is_stopped)
 
-    def _as_failure(self, rank: Rank, exited: Exited, by_us: bool) -> Failure:
+    def _as_failure(self, rank: Rank, exited: Exited, by_us: bool) -> messages.Failure:
         from launcher.ranks.error_file import read_error_file, read_tail
 
         time_ns, error_ns = self._to_job_clock(exited.time_ns)
@@ -272,7 +272,7 @@ class RankGroup:
         if not by_us and rank.logs.stderr_path not in (None, os.devnull):
             tail = read_tail(rank.logs.stderr_path or "", STDERR_TAIL_LINES, STDERR_TAIL_BYTES)
         word = None if by_us else self._kernel_word(exited.pid)
-        return Failure(
+        return messages.Failure(
             node=self._node,
             group_rank=self.world.group_rank,
             rank=rank.rank,

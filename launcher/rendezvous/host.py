@@ -11,36 +11,17 @@ from launcher.base.loop import Cancellable, EventLoop
 from launcher.coordinator.job import Job
 from launcher.coordinator.nodes import Silence
 from launcher.coordinator.orders import Listen, Order, Send
-from launcher.rendezvous.messages import (
-    CheckpointFailed,
-    DroppedFromJob,
-    EventBatch,
-    Finish,
-    FromCoordinator,
-    FromMember,
-    Join,
-    Leave,
-    Listens,
-    MasterListens,
-    PeerServes,
-    Pinned,
-    RankFailed,
-    Refused,
-    Stop,
-    WantEvents,
-    Welcome,
-    World,
-)
+from launcher.rendezvous import messages
 
 if TYPE_CHECKING:
     from launcher.rendezvous.serving import ServingNodes
 
-Deliver = Callable[[FromCoordinator], object]
-# Receives unavailable versions, and failures of ranks; the reaction follows in the next `Resolve`.
-Spoiled = Callable[[CheckpointFailed | RankFailed], object]
-# Finds the checkpoint version for an attempt and calls back with it (None: it cannot be pinned), or with the
-# reason why the job cannot continue.
-Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
+    Deliver = Callable[[messages.FromCoordinator], object]
+    # Receives unavailable versions, and failures of ranks; the reaction follows in the next `Resolve`.
+    Spoiled = Callable[[messages.CheckpointFailed | messages.RankFailed], object]
+    # Finds the checkpoint version for an attempt and calls back with it (None: it cannot be pinned), or with the
+    # reason why the job cannot continue.
+    Resolve = Callable[[Callable[[messages.Pinned | None, str], object]], object]
 
 
 class Events(Protocol):
@@ -48,7 +29,7 @@ class Events(Protocol):
 
     def joined(self, node: int, host: str) -> None: ...
     def left(self, node: int) -> None: ...
-    def receive(self, node: int, batch: EventBatch) -> None: ...
+    def receive(self, node: int, batch: messages.EventBatch) -> None: ...
 
 
 class JobHost:
@@ -71,12 +52,12 @@ class JobHost:
         self._loop = loop
         self.job = job
         self.on_listen = on_listen
-        self.on_finish: Callable[[Finish], object] | None = None
+        self.on_finish: Callable[[messages.Finish], object] | None = None
         self._resolve = resolve
         self._spoiled = spoiled
         self._events = events
         self._serving: ServingNodes | None = None  # once a node serves
-        self._held: dict[int, World] = {}  # by node: Worlds that wait for the version
+        self._held: dict[int, messages.World] = {}  # by node: Worlds that wait for the version
         self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
         self._leads: tuple[int, int] | None = None  # the node with rank 0, and its attempt
@@ -96,28 +77,42 @@ class JobHost:
         self._deliver[number] = deliver
         return number
 
-    def receive(self, node: int, message: FromMember) -> None:
+    def receive(self, node: int, message: messages.FromMember) -> None:
         """Take a message of an attached node; events also after its Finish."""
-        if isinstance(message, EventBatch):
-            if self._events is not None:
-                self._events.receive(node, message)
-        elif isinstance(message, PeerServes):
-            if node in self._deliver:
-                self._serves(node, message)
-        elif isinstance(message, Listens):
-            if node in self._deliver and (node, message.attempt) == self._leads:
-                self._tell_others(node, MasterListens(message.attempt))
-        elif isinstance(message, CheckpointFailed):
-            if node in self._deliver and self._spoiled is not None:
-                self._spoiled(message)
-                self._carry_out(self.job.start_again(message.attempt, message.text, self._loop.time()))
-        elif node in self._deliver:
-            if isinstance(message, RankFailed) and self._spoiled is not None:
-                self._spoiled(message)
-            if isinstance(message, Join) and self._events is not None:
-                self._events.joined(node, message.host)
-            if isinstance(message, Leave):
-                self._held.pop(node, None)
+        is_here = node in self._deliver
+        match message:  # the frequent ones first: a class that a case names is made when the case is reached
+            case messages.Started() | messages.Succeeded():
+                self._pass_on(node, message)
+            case messages.Join(host=host):
+                if is_here and self._events is not None:
+                    self._events.joined(node, host)
+                self._pass_on(node, message)
+            case messages.RankFailed():
+                if is_here and self._spoiled is not None:
+                    self._spoiled(message)
+                self._pass_on(node, message)
+            case messages.EventBatch():
+                if self._events is not None:
+                    self._events.receive(node, message)
+            case messages.PeerServes():
+                if is_here:
+                    self._serves(node, message)
+            case messages.Listens(attempt):
+                if is_here and (node, attempt) == self._leads:
+                    self._tell_others(node, messages.MasterListens(attempt))
+            case messages.CheckpointFailed():
+                if is_here and self._spoiled is not None:
+                    self._spoiled(message)
+                    self._carry_out(self.job.start_again(message.attempt, message.text, self._loop.time()))
+            case messages.Leave():
+                if is_here:
+                    self._held.pop(node, None)
+                self._pass_on(node, message)
+            case _:
+                self._pass_on(node, message)
+
+    def _pass_on(self, node: int, message: messages.FromMember) -> None:
+        if node in self._deliver:
             self._carry_out(self.job.receive(node, message, self._loop.time()))
 
     def lost(self, node: int, reason: str, heard_s: float | None = None) -> None:
@@ -153,12 +148,12 @@ class JobHost:
                 self._do(order)
                 continue
             message = order.message
-            if isinstance(message, World) and self._resolve is not None:
+            if isinstance(message, messages.World) and self._resolve is not None:
                 self._held[order.node] = message
-            elif isinstance(message, Stop) and self._take_back(order.node, message.attempt):
+            elif isinstance(message, messages.Stop) and self._take_back(order.node, message.attempt):
                 waiting.extend(self.job.on_not_started(order.node, message.attempt, self._loop.time()))
             else:
-                if isinstance(message, Finish | Refused | DroppedFromJob):
+                if isinstance(message, messages.Finish | messages.Refused | messages.DroppedFromJob):
                     self._held.pop(order.node, None)
                 self._do(order)
         if self._held and not self._is_resolving and self._resolve is not None:
@@ -180,20 +175,20 @@ class JobHost:
             return
         deliver = self._deliver.get(order.node)
         if deliver is not None:
-            if isinstance(order.message, World) and not order.message.first_rank:
+            if isinstance(order.message, messages.World) and not order.message.first_rank:
                 self._leads = order.node, order.message.attempt
-            if isinstance(order.message, Refused | Finish | DroppedFromJob):
+            if isinstance(order.message, messages.Refused | messages.Finish | messages.DroppedFromJob):
                 # This ends its connection: later messages do not concern the Job.
                 del self._deliver[order.node]
-                if isinstance(order.message, Finish) and self.on_finish is not None:
+                if isinstance(order.message, messages.Finish) and self.on_finish is not None:
                     self.on_finish(order.message)
-                if not isinstance(order.message, Finish):
+                if not isinstance(order.message, messages.Finish):
                     self._forget(order.node)
                 elif self._serving is not None:
                     self._serving.left(order.node)
             deliver(order.message)
-            if isinstance(order.message, Welcome) and self._events is not None:
-                deliver(WantEvents())
+            if isinstance(order.message, messages.Welcome) and self._events is not None:
+                deliver(messages.WantEvents())
 
     def _forget(self, node: int) -> None:
         if self._events is not None:
@@ -201,7 +196,7 @@ class JobHost:
         if self._serving is not None:
             self._serving.left(node)
 
-    def _serves(self, node: int, message: PeerServes) -> None:
+    def _serves(self, node: int, message: messages.PeerServes) -> None:
         """Pass on a message between nodes: the Job is not involved."""
         if self._serving is None:
             from launcher.rendezvous.serving import ServingNodes
@@ -209,13 +204,13 @@ class JobHost:
             self._serving = ServingNodes(self._loop, lambda each, found: self._do(Send(each, found)))
         self._serving.receive(node, message)
 
-    def _tell_others(self, node: int, message: FromCoordinator) -> None:
+    def _tell_others(self, node: int, message: messages.FromCoordinator) -> None:
         """Send a message to all other nodes; the Job is not involved here either."""
         for other in tuple(self._deliver):
             if other != node:
                 self._do(Send(other, message))
 
-    def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
+    def _on_resolved(self, pinned: messages.Pinned | None, error: str) -> None:
         """Apply the version, also to a later attempt than the requesting one: no rank has run, or saved."""
         self._is_resolving = False
         held, self._held = self._held, {}
@@ -245,18 +240,18 @@ class LocalLink:
         self._on_message = on_message
         self._node = host.attach(self._queue)
 
-    def _queue(self, message: FromCoordinator) -> None:
+    def _queue(self, message: messages.FromCoordinator) -> None:
         # Not from within the causing call: the agent would be re-entered.
         self._loop.call_soon(self._on_message, message)
 
-    def send(self, message: FromMember) -> None:
+    def send(self, message: messages.FromMember) -> None:
         self._loop.call_soon(self._host.receive, self._node, message)
 
     def reached(self, address: str) -> None:
         """Note that other nodes have reached this one at that address."""
         self._host.reached(self._node, address)
 
-    def ship(self, batch: EventBatch) -> None:
+    def ship(self, batch: messages.EventBatch) -> None:
         """Deliver events of this node at once: there is no answer, and the loop may have ended."""
         self._host.receive(self._node, batch)
 

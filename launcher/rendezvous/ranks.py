@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 
 from bootseer.light_typing import Mapping, NamedTuple, Sequence
-from launcher.rendezvous.messages import Join, World
+from launcher.rendezvous import messages
 
 
 class Candidate(NamedTuple):
     """A node that can take part."""
 
     node: int
-    join: Join
+    join: messages.Join
     place: int | None  # its previous place
 
 
@@ -62,19 +62,19 @@ def choose_places(candidates: Sequence[Candidate], most: int) -> list[Candidate]
 
 def make_worlds(
     members: Sequence[Candidate], attempt: int, restart_count: int, master: tuple[str, int]
-) -> list[World]:
+) -> list[messages.World]:
     """Make the World of each member; members are given in the order of their places."""
     world_size = sum(member.join.local_world_size for member in members)
     role_sizes: dict[str, int] = {}
     for member in members:
         role_sizes[member.join.role] = role_sizes.get(member.join.role, 0) + member.join.local_world_size
-    worlds: list[World] = []
+    worlds: list[messages.World] = []
     first_rank = 0
     first_role_rank: dict[str, int] = {}
     for place, member in enumerate(members):
         role, count = member.join.role, member.join.local_world_size
         worlds.append(
-            World(
+            messages.World(
                 attempt=attempt,
                 restart_count=restart_count,
                 group_rank=place,
@@ -92,7 +92,7 @@ def make_worlds(
     return worlds
 
 
-def explicit_ranks_clash(joins: Mapping[int, Join]) -> bool:
+def explicit_ranks_clash(joins: Mapping[int, messages.Join]) -> bool:
     """Return whether two nodes were given the same node rank."""
     given = [join.node_rank for join in joins.values() if join.node_rank >= 0]
     return len(given) != len(set(given))

@@ -12,6 +12,7 @@ The fork server, which has imported the framework, can also fork ranks (fork_ser
 from __future__ import annotations
 
 import errno
+import gc
 import marshal
 import os
 import select
@@ -155,6 +156,7 @@ def _be_supervisor(
         processes.become_subreaper()
         processes.set_name(b"bootrun-guard")
         cgroup.enter(group)
+        gc.enable()  # bootrun has disabled it for its start
         _Supervisor(requests_fd, events_fd, state, limits).run()
         status = 0
         if os.getppid() != watchdog_pid:
