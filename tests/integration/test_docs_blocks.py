@@ -30,7 +30,7 @@ from launcher.warm.jobs import parse_job
 from tests import support
 from tests.docs_blocks import TOP, Block, page_names, parse_page, read_page
 from tests.integration.captured_envs import environ_of, make_venv
-from tests.integration.image_roots import PREFIX, libraries, make_root
+from tests.integration.image_roots import PREFIX, add_pip, libraries, make_root
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.mounting import is_mounted, need_fuse
 from tests.integration.setup_jobs import services_end
@@ -337,10 +337,7 @@ def test_images(user: User) -> None:
     need_mounts()
     root = user.folder / "image-root"
     version = make_root(os.fspath(root))
-    import pip
-
-    packages = f"{root}{PREFIX}/lib/python{version}/site-packages/pip"
-    shutil.copytree(os.path.dirname(pip.__file__), packages, ignore=shutil.ignore_patterns("__pycache__"))
+    add_pip(os.fspath(root), version)
     uname = shutil.which("uname") or ""
     for path in ("/bin/uname", *libraries([uname])):
         place = user.write(f"small-root{path}", "")
