@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import importlib
 import json
 import os
 import re
@@ -105,6 +106,18 @@ def make_root(directory: str, interpreter: Interpreter | None = None) -> str:
     write(f"{directory}/etc/os-release", "ID=made\n")
     write(f"{directory}/opt/data/hello.txt", "from the image\n")
     return version
+
+
+def add_pip(directory: str, version: str) -> str:
+    """Give a root's Python our pip, with its certificates, which Debian keeps apart. Returns its packages."""
+    pip = os.path.dirname(str(importlib.import_module("pip").__file__))
+    packages = f"{directory}{PREFIX}/lib/python{version}/site-packages"
+    shutil.copytree(pip, f"{packages}/pip", ignore=shutil.ignore_patterns("__pycache__"))
+    certificates = str(importlib.import_module("pip._vendor.certifi").where())
+    if not certificates.startswith(pip):
+        os.makedirs(os.path.dirname(directory + certificates), exist_ok=True)
+        shutil.copy(certificates, directory + certificates)
+    return packages
 
 
 def libraries(programs: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ from bootseer.env.commands.snapshot import SnapshotOptions
 from bootseer.env.commands.snapshot import snapshot as make_snapshot
 from bootseer.env.spec import SetupSpec
 from tests.integration.captured_envs import environ_of, make_venv
+from tests.made_wheels import make_wheel
 from tests.support import needs_program
 
 SCRIPT = """\
@@ -399,3 +400,26 @@ def test_what_pip_alone_reads_and_looks_for_decides_the_key(another: Project) ->
         assert not is_found(), place
         place.unlink()
     assert is_found()
+
+
+def test_temporary_names_of_pip_in_the_working_directory_decide_nothing(another: Project) -> None:
+    """As where TMPDIR is below it: pip's names there differ each time."""
+    project = another
+    temporary = project.work / "tmp"
+    temporary.mkdir()
+    project.environ["TMPDIR"] = os.fspath(temporary)
+    venv = project.out / "venv"
+    bare = project.top / "bare"
+    make_venv(venv)
+    shutil.copytree(venv, bare, symlinks=True)
+    make_wheel(project.work / "links", "small", "1.0")
+    project.write("requirements.txt", "small==1.0\n")
+    (project.top / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {venv}/bin/python "$@"\n')
+    (project.top / "pip").chmod(0o755)
+    project.environ["PATH"] = f"{project.top}:{project.environ['PATH']}"
+    project.commands = ("pip install -q --no-index --find-links links -r requirements.txt",)
+    project.snapshot()
+    shutil.copytree(bare, venv, symlinks=True)
+    assert project.explain().found is not None, project.explain().lines
+    project.write("requirements.txt", "small\n")
+    assert project.explain().found is None

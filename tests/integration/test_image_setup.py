@@ -18,7 +18,7 @@ from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from tests import support
 from tests.integration.captured_envs import environ_of
-from tests.integration.image_roots import PREFIX, make_root
+from tests.integration.image_roots import PREFIX, add_pip, make_root
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.setup_jobs import agent_events, services_end, setup_span
 from tests.made_wheels import make_wheel
@@ -58,11 +58,7 @@ def root() -> Iterator[str]:
     directory = tempfile.mkdtemp(prefix="image-root-")
     os.chmod(directory, 0o755)
     version = make_root(directory)
-    packages = f"{directory}{PREFIX}/lib/python{version}/site-packages"
-    import pip
-
-    shutil.copytree(os.path.dirname(pip.__file__), f"{packages}/pip", ignore=shutil.ignore_patterns("__pycache__"))
-    Path(packages, "of_image.py").write_text("VERSION = 'image'\n")
+    Path(add_pip(directory, version), "of_image.py").write_text("VERSION = 'image'\n")
     yield directory
     shutil.rmtree(directory)
 

@@ -92,8 +92,8 @@ class NameRecords:
     def _is_private_temporary(self, path: bytes, is_there: bool) -> bool:
         """Return whether a name in a temporary directory is private to a program: missing, or made just now."""
         temporary = max((each for each in self._rules.temporary if path.startswith(each)), key=len, default=b"")
-        if not temporary or self._names.is_inside(path):
-            return False
+        if not temporary or (self._names.is_inside(path) and not self._names.is_inside(temporary[:-1])):
+            return False  # the working directory is in a temporary one, not the reverse
         if not is_there:
             return not self._names.is_above(path) and not path.endswith(SETTINGS)
         if self._rules.makes:
