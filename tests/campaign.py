@@ -8,7 +8,9 @@ function with all its cases. Its rule says which of them CI runs:
     a number        so many, spread over all
     a list of ids   these
 
-`python -m tests.campaign` writes the table into docs/internals/testing.md.
+Of a file with `campaign` CI runs the tests that are not listed there.
+
+`python -m tests.campaign` writes the tables into docs/internals/testing.md.
 """
 
 from __future__ import annotations
@@ -44,6 +46,19 @@ class Family(NamedTuple):
     varies: bool = False  # with the interpreters of a machine: it has these numbers of cases at most
 
 
+class PartFile(NamedTuple):
+    """A test file of which CI runs a part of the functions."""
+
+    path: str
+    campaign: list[str]  # functions with one case that only the campaign runs, with their class
+    saved_s: int
+
+    @property
+    def families(self) -> list[Family]:
+        """A row for each function that CI leaves out."""
+        return [Family(f"{self.path}::{name}", 0, 1, 1, 0, "") for name in self.campaign]
+
+
 class Case(NamedTuple):
     """A test of a family: its id, and which value of each parameter it has."""
 
@@ -66,6 +81,12 @@ def load(path: str = TABLE) -> list[Family]:
     """The rows of the table."""
     with open(path, "rb") as file:
         return [Family(**row) for row in tomllib.load(file)["family"]]
+
+
+def load_files(path: str = TABLE) -> list[PartFile]:
+    """The files of which CI runs a part."""
+    with open(path, "rb") as file:
+        return [PartFile(**row) for row in tomllib.load(file).get("file", [])]
 
 
 def kept(cases: Sequence[Case], rule: Rule) -> set[str]:
@@ -178,10 +199,22 @@ def rows(families: Sequence[Family]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str, families: Sequence[Family]) -> str:
-    """The page with the table of these families."""
+def file_rows(files: Sequence[PartFile]) -> str:
+    """The table of files."""
+    lines = ["| file | only in the campaign | CPU s saved |", "|---|---|---|"]
+    for file in files:
+        names = ", ".join(f"`{name}`" for name in file.campaign)
+        lines.append(f"| `{file.path.removeprefix('tests/')}` | {names} | {file.saved_s} |")
+    count, saved_s = sum(len(file.campaign) for file in files), sum(file.saved_s for file in files)
+    lines.append(f"| all | {count} tests | {saved_s} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str, families: Sequence[Family], files: Sequence[PartFile] = ()) -> str:
+    """The page with the tables of these families and files."""
     before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + "\n" + rows(families) + "\n" + END + rest.partition(END)[2]
+    tables = rows(families) + ("\n" + file_rows(files) if files else "")
+    return before + BEGIN + "\n" + tables + "\n" + END + rest.partition(END)[2]
 
 
 # ---- in pytest ------------------------------------------------------------------------------------------------
@@ -192,7 +225,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[counts] = mark(items, load(config.getoption("campaign_table")))
+    path = config.getoption("campaign_table")
+    own = [family for file in load_files(path) for family in file.families]
+    config.stash[counts] = mark(items, [*load(path), *own])
     config.stash[files] = {item.nodeid.partition("::")[0] for item in items}
     is_named = any("::" in argument for argument in config.args)
     if IS_FULL or is_named or "campaign" in (config.getoption("markexpr") or ""):
@@ -205,6 +240,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 if __name__ == "__main__":
     with open(PAGE, encoding="utf-8") as page:
-        now = with_table(page.read(), load())
+        now = with_table(page.read(), load(), load_files())
     with open(PAGE, "w", encoding="utf-8") as page:
         page.write(now)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests import campaign
-from tests.campaign import Family, load
+from tests.campaign import Family, PartFile, load, load_files
 
 TOP = Path(__file__).parents[2]
 FAMILIES = load()
+FILES = load_files()
 SWITCH = re.compile(r"\bIS_FULL\b")
 MACHINERY = {
     "tests/campaign.py",
@@ -36,6 +37,15 @@ def test_the_table_has_what_ci_leaves_out(family: Family, request: pytest.Fixtur
     assert (found.cases, found.left_out) == (family.cases, family.left_out)
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.removeprefix("tests/"))
+def test_of_each_file_ci_runs_two_functions_at_least(file: PartFile) -> None:
+    text = (TOP / file.path).read_text(encoding="utf-8")
+    functions = re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE)
+    names = [name.rpartition("::")[2] for name in file.campaign]
+    assert set(names) <= set(functions), "there is no such test any more"
+    assert len(set(names)) == len(names) <= len(functions) - 2
+
+
 def test_nothing_else_is_left_out() -> None:
     assert all(0 < family.left_out <= family.cases for family in FAMILIES)
     assert len({family.tests for family in FAMILIES}) == len(FAMILIES)
@@ -45,7 +55,7 @@ def test_nothing_else_is_left_out() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     text = Path(campaign.PAGE).read_text(encoding="utf-8")
-    assert campaign.with_table(text, FAMILIES) == text, "run `python -m tests.campaign`"
+    assert campaign.with_table(text, FAMILIES, FILES) == text, "run `python -m tests.campaign`"
 
 
 def test_tests_that_do_less_in_ci_are_on_the_page() -> None:
