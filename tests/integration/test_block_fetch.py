@@ -20,7 +20,7 @@ from bootseer.blocks.device import open_device
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
 from bootseer.storage import open_store
 from bootseer.storage.engine.ranges import TRIES
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 
 TREE = make_tree(48)

@@ -26,11 +26,11 @@ from bootseer.peers.spans import SPAN_BYTES, ObjectName, cut, owners
 from bootseer.peers.store import SpanChecksums
 from bootseer.storage import RangeReader, RangeRequest
 from bootseer.storage.below import SubdirectoryStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from bootseer.testing.faulty_peer import PeerFault
 from bootseer.tree.reading import StoreBlocks
 from tests import support
 from tests.peer_nodes import PeerNode, PeerNodes
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_peer import PeerFault
 from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 
 MIB = 1 << 20

@@ -35,14 +35,14 @@ from bootseer.mounts.tree_daemon.mount import (
 )
 from bootseer.mounts.tree_daemon.places import TreeDirectory, locate, prepare
 from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE as TRACE_TYPE
-from bootseer.testing.faulty_http import HttpFault, HttpKind
-from bootseer.testing.trees import make_tree, snapshot, write_tree
 from bootseer.tree.head import HEAD_NAME, make_head
 from bootseer.tree.head import PAYLOAD_TYPE as HEAD_TYPE
 from bootseer.tree.head import encode as encode_head
 from bootseer.trust import KeyDirectory, SigningKey, Trust, parse, seal
 from tests.integration.mounted_trees import TOP, Built, Trees, need_mounts, trees
 from tests.support import Program, is_running, wait_until
+from tests.testing.faulty_http import HttpFault, HttpKind
+from tests.testing.trees import make_tree, snapshot, write_tree
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture

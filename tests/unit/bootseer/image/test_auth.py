@@ -16,8 +16,8 @@ from bootseer.errors import BootseerError, PermissionDenied, StorageError, Unava
 from bootseer.image import Registry, parse_reference
 from bootseer.storage.oci.manifest import Descriptor
 from bootseer.storage.oci.reference import Reference
-from bootseer.testing.registry import write_auth_file
-from bootseer.testing.store_suite import runs
+from tests.testing.registry import write_auth_file
+from tests.testing.store_suite import runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
 
 PASSWORD = "pass/word"
