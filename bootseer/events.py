@@ -130,7 +130,6 @@ class EventWriter:
         mono_ns: int | None = None,
         **attrs: object,
     ) -> None:
-        """Close a span."""
         self.write(stage, Kind.END, name, span=span, error=error, mono_ns=mono_ns, attrs=attrs)
 
     def instant(

@@ -27,8 +27,6 @@ class BlockRequest:
 
 
 class InFlightBlock:
-    """An in-flight request for a block."""
-
     def __init__(self, block: StoredBlock, *, is_wanted: bool) -> None:
         self.block = block
         self.is_wanted = is_wanted  # a reader wants its bytes, not only that it is cached

@@ -17,8 +17,6 @@ DOWN_S = 10.0  # a store that failed is read last for so long
 
 
 class StoreSource(NamedTuple):
-    """A store and its reader."""
-
     place: int
     store: Store
     reader: RangeReader

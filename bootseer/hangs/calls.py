@@ -31,8 +31,6 @@ CallKey = tuple[str, Group, int, int]  # operation, group, peer, tag
 
 
 class Call(NamedTuple):
-    """One call of a rank."""
-
     serial: int  # of the rank, from 1
     group: Group
     op: str

@@ -195,7 +195,6 @@ def choose(only: Iterable[str]) -> list[str]:
 
 
 def make_tasks(door: HostInterface, request: Request, names: Iterable[str]) -> list[Task]:
-    """Return the tasks for the runner."""
     tasks = []
     for name in names:
         if name == OWN:

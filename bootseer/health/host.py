@@ -242,7 +242,6 @@ def judge_read_only(mounts: list[Mount]) -> list[Finding]:
 
 
 def judge_answer(point: str, kind: str, seconds: float, limits: Limits) -> list[Finding]:
-    """Judge a mount that has answered."""
     level = WARN if seconds > limits.mount_warn_s else OK
     way_out = "check the file server and the network to it"
     return [Finding("mounts", level, f"{kind} answered after", point, seconds, limits.mount_warn_s, "s", way_out)]

@@ -61,8 +61,6 @@ class StoredTree(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """The result of a push."""
-
     reference: Reference  # by digest
     tree: str  # the tree digest
     name: str  # of the tree; readers request it by another one only with --name
@@ -71,8 +69,6 @@ class Pushed(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The result of a pull."""
-
     tree: str  # the tree digest
     size: int  # bytes of the tree as stored
     received_bytes: int  # the others were present

@@ -25,8 +25,6 @@ ADD = "if you know whose it is: `bootseer keys trust FILE.pub`"
 
 
 class TrustedPayload(NamedTuple):
-    """A payload, and the reason for the trust."""
-
     payload: bytes
     because: str  # "signed by ada (1f2e...)", "in a place of this user's own"
 

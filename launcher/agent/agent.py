@@ -367,7 +367,6 @@ class Agent:
         )
 
     def send_samples(self, message: RankSamples | NodeStacks) -> None:
-        """Send the coordinator samples or stacks of the ranks."""
         if self._state is State.RUNNING:
             self._send(message)
 

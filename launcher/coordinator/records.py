@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class JobRecords:
-    """The failure records of one job."""
-
     def __init__(self, run_id: str, nodes: JobNodes, outbox: Outbox) -> None:
         self._run_id = run_id
         self._nodes = nodes

@@ -25,8 +25,6 @@ _HOST = re.compile(r"[\w.:%-]+")
 
 
 class RendezvousPlace(NamedTuple):
-    """The place and the participants of a rendezvous."""
-
     backend: str  # static | c10d
     min_nodes: int
     max_nodes: int

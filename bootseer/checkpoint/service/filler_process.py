@@ -15,8 +15,6 @@ from bootseer.checkpoint.service.process import Child, Fork, end_child
 
 
 class FillerNews(NamedTuple):
-    """Calls for the news of a filler."""
-
     noted: Callable[[list[Unit], str, str], object]  # units are ready, or have failed: why, kind (filler.py)
     moved: Callable[[], object]  # bytes have arrived
     say: Callable[[str], object]

@@ -78,7 +78,6 @@ class NodeMemory:
         return "" if self._offers is None else self._offers.address
 
     def end(self) -> None:
-        """Release all memory."""
         self.drop()
         if self._offers is not None:
             self._offers.close()
@@ -154,7 +153,6 @@ class NodeMemory:
         return self.arena is not None and self.arena.state(*unit) == READY
 
     def bytes_of(self, units: Iterable[Unit]) -> int:
-        """Return the bytes of units of the arena."""
         assert self.arena is not None
         return sum(end - start for start, end in (self.arena.extent(*each) for each in units))
 

@@ -47,7 +47,6 @@ class MemoryRelease:
         self._options = options
 
     def end(self) -> None:
-        """End the copy."""
         self._copier.stop()
 
     def close_inherited(self) -> None:

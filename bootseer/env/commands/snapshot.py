@@ -39,8 +39,6 @@ Count = Callable[[int, int], None]  # more bytes and files
 
 
 class SnapshotOptions(NamedTuple):
-    """Options of a snapshot."""
-
     signing: Signing = Signing()
     rebuilds: bool = False  # even if the store has one
     log_path: str = ""  # of the commands' output; "": a new file, which is removed on success

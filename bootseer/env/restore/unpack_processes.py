@@ -26,8 +26,6 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "1342
 
 
 class UnpackProcess:
-    """An unpack process."""
-
     def __init__(self, environ: Mapping[str, str], memory_fd: int) -> None:
         """Raises: HelperFailedError."""
         self._lines = LineBuffer(MAX_LINE_BYTES)

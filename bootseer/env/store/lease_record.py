@@ -26,8 +26,6 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The record of a builder."""
-
     format: str = FORMAT
     nonce: str  # 32 hex digits, of this lease alone
     beat: int  # from 1; incremented each time the holder writes it

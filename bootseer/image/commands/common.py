@@ -93,5 +93,4 @@ def try_node_directory(digest: str, say: Say) -> str:
 
 
 def shown(url: str) -> str:
-    """Return a URL for messages."""
     return redact(url)

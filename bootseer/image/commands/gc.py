@@ -39,8 +39,6 @@ _DAY_S = 86_400.0
 
 
 class RemovedTree(NamedTuple):
-    """A removed tree, or one that would be removed."""
-
     digest: str
     kind: str  # blocks or unpacked
     size: int  # bytes on disk

@@ -36,8 +36,6 @@ _MAX_DIRECTORIES = 250  # descriptors that go through a socket in one message
 
 
 class ImageRequest(NamedTuple):
-    """A request for an open image."""
-
     url: str
     name: str = ""  # of the tree, if it was published under another name than this URL
     digest: str = ""  # of the tree, if it has to be this one

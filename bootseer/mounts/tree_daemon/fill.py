@@ -27,15 +27,11 @@ Choose = Callable[[int], Awaitable[Sequence[int] | None]]
 
 
 class FillLimits(NamedTuple):
-    """Limits of a fill."""
-
     max_bytes: int | None = None  # stored bytes of wanted blocks; more is an error before any fetch
     max_bytes_per_s: float | None = None
 
 
 class FillResult(NamedTuple):
-    """The result of a fill."""
-
     blocks: int  # that were wanted
     fetched_blocks: int  # the others were there
     size: int  # stored bytes of those wanted

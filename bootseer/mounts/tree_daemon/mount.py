@@ -65,8 +65,6 @@ class Lease:
 
 
 class MountedTree(NamedTuple):
-    """A mounted tree."""
-
     folder: str  # its root; read-only
     digest: str
     control: str  # path of its daemon's socket

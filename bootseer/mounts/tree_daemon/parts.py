@@ -167,8 +167,6 @@ class DaemonParts:
 
 
 class Stores(NamedTuple):
-    """The stores of a tree."""
-
     itself: Store  # for writes
     read: Store  # the job's peers are read before it
     peers: PeersFile | None  # None: no peers

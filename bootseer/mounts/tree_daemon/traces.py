@@ -34,8 +34,6 @@ _STORED = re.compile(r"([0-9a-f]{16})\.json")
 
 
 class FoundTrace(NamedTuple):
-    """A trace and its place."""
-
     trace: Trace
     where: str
 

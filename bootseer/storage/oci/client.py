@@ -128,7 +128,6 @@ class RegistryClient:
         return self.from_any(reference, lambda place: self.read_at(place, reference.version, call))
 
     def read_at(self, place: RegistryPlace, version: str, call: RegistryCall) -> Document:
-        """Read it from one place."""
         exchange = self.get(place, f"manifests/{version}", {"Accept": _ACCEPT}, call)
         where = f"{place.name}{'@' if is_digest(version) else ':'}{version}"
         if exchange.status != 200:
@@ -298,7 +297,6 @@ class RegistryClient:
         return StorageError(text)
 
     def base_url(self, place: RegistryPlace, call: RegistryCall) -> str:
-        """Return the base URL of the repository."""
         return f"{self._scheme_of(place.host, call)}://{place.host}/v2/{place.repository}"
 
     def _scheme_of(self, host: str, call: RegistryCall) -> str:

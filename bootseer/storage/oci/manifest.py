@@ -46,8 +46,6 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The platform of an image."""
-
     os: str = ""
     architecture: str = ""
     variant: str = ""
@@ -194,7 +192,6 @@ class TreeFiles(NamedTuple):
 
 
 def is_tree(document: Document, where: str) -> bool:
-    """Return whether it is a manifest of a tree."""
     return document.media_type in MANIFESTS and parse_manifest(document, where).kind == TREE
 
 

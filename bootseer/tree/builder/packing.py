@@ -41,8 +41,6 @@ class PackedPieces(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A block as stored."""
-
     digest: bytes
     data: bytes
 
@@ -198,7 +196,6 @@ class Packer:
         self._tasks.append(self._workers.submit(self._prepare, count, read))
 
     def _assign_oldest_task(self) -> None:
-        """Assign the pieces of the oldest task."""
         task = self._tasks.popleft()
         if task is None:
             self._close_all()

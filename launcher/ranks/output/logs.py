@@ -29,7 +29,6 @@ class Masks(NamedTuple):
     by_rank: dict[int, int]
 
     def of(self, local_rank: int) -> int:
-        """Return the mask of one rank."""
         return self.by_rank.get(local_rank, self.every)
 
 

@@ -143,7 +143,6 @@ def written_first(ranges: Sequence[Range], written: Sequence[Range]) -> tuple[Ra
 
 
 def read_bytes(entry: PrefetchEntry) -> int:
-    """Return the number of bytes that are read of it."""
     size = entry.size
     if not entry.ranges:
         return size
@@ -378,7 +377,6 @@ def make_probe(entry: PrefetchEntry, size: int, mtime_ns: int) -> CacheProbe:
 
 
 def format_probe(probe: CacheProbe) -> str:
-    """Return the probe as a line."""
     return f"{probe.offset} {probe.size} {probe.mtime_ns} {probe.path}"
 
 
