@@ -50,8 +50,7 @@ class TreeOptions(NamedTuple):
     streams: bool = True  # some time after the first step, all blocks that are not cached yet
     stream_after_s: float = STREAM_AFTER_S  # that time
     cold_bytes_per_s: float | None = None  # of that
-    publishes: bool = False  # write the trace to the store
-    shares: bool = False  # the same, if the store has none of this workload
+    shares: bool = False  # write the trace to the store, if it has none of this workload
     peers: str = ""  # path of the file of the job's peers, which are read before the store; the last job's count
     ready_s: float = READY_S
 
@@ -89,7 +88,7 @@ def settings_of(
             for each in (
                 *("store_timeout_s", "idle_s", "records", "prefetches", "streams"),
                 *("read_ahead_share", "whole_bytes", "stream_after_s", "cold_bytes_per_s"),
-                *("publishes", "shares", "peers"),
+                *("shares", "peers"),
             )
         },
         "deadline_s": deadline_of(environ) if options.deadline_s is None else options.deadline_s,

@@ -68,14 +68,6 @@ class Traces:
         await aio.run_io(self._keep, merged)
         return merged
 
-    async def publish(self, trace: Trace) -> None:
-        """Write a trace to the store, signed if this user has a key.
-
-        Raises: ConfigError for an unusable key; StorageError.
-        """
-        key = await aio.run_io(lambda: KeyDirectory.find().read_private())
-        await publish_traces(self._store, [trace], self._block_count, key, self._trust, self._log)
-
     async def share(self, trace: Trace) -> bool:
         """Publish a trace as `share_trace` does."""
         return await share_trace(self._store, trace, self._block_count, self._trust, self._log)

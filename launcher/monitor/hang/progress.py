@@ -98,11 +98,6 @@ class JobProgress:
     def _allowed_s(self, cadence: Cadence) -> float:
         return QUERY_PART * max(self._set.min_s, self._set.factor * cadence.longest_s)
 
-    def note_step(self, at_s: float, excused: bool) -> bool:
-        """Record a step that the caller has observed by other means; return whether it is new."""
-        self._promised = self._attempt_steps = True
-        return self._steps.note(at_s, at_s, 1, excused)
-
     def take(
         self, given: Sequence[RankFacts], ranks: Sequence[ObservedRank], now_s: float, excused: bool
     ) -> NewFacts:

@@ -5,13 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class AllowedSilence(NamedTuple):
-    """A phase in which a longer silence is allowed: an evaluation, a checkpoint."""
-
-    name: str
-    seconds: float  # limit of the silence during the phase
-
-
 class HangSettings(NamedTuple):
     """Limits of the detection, in seconds."""
 
@@ -29,4 +22,3 @@ class HangSettings(NamedTuple):
     steps_needed: int = 3  # gaps between steps before they are a cadence
     outputs_needed: int = 10  # gaps between outputs before they are one: the output may be a server's
     output_busy_part: float = 0.8  # and ranks must work in this part of the time
-    allowed: tuple[AllowedSilence, ...] = ()

@@ -142,13 +142,6 @@ def written_first(ranges: Sequence[Range], written: Sequence[Range]) -> tuple[Ra
     return (*early, *late)
 
 
-def read_bytes(entry: PrefetchEntry) -> int:
-    size = entry.size
-    if not entry.ranges:
-        return size
-    return sum(max(0, min(count * UNIT_BYTES, size - first * UNIT_BYTES)) for first, count in entry.ranges)
-
-
 def split(entry: PrefetchEntry) -> list[ReadTask]:
     """Split the entry into pieces of about PIECE_BYTES."""
     if entry.kind != FILE:
