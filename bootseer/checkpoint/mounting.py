@@ -31,7 +31,7 @@ from bootseer.errors import (
     NotFound,
     StorageError,
 )
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
 from bootseer.mounts.fuse.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
 from bootseer.mounts.fuse.server import check_directory, check_system

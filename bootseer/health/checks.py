@@ -21,7 +21,7 @@ from bootseer.health.limits import Limits
 from bootseer.health.network_facts import read_links, read_rates
 from bootseer.health.runner import Task
 from bootseer.health.storage_facts import probe
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.linux.page_cache import is_remote_kind
 
 MAX_MOUNTS = 64

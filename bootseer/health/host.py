@@ -11,7 +11,7 @@ from bootseer.health.limits import Limits
 if TYPE_CHECKING:
     from bootseer.health.door import ClockState, FileSystemSpace
     from bootseer.health.host_facts import CgroupLevel, DescriptorFact, DiskFact, FileFacts, Mount
-    from bootseer.linux.memory_limits import Memory
+    from bootseer.linux.cgroups import Memory
 
 _LOCKED_ENOUGH_BYTES = 64 << 30  # an InfiniBand library pins what it sends
 _MAX_PROCESSES_REPORTED = 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bootseer.errors import UsageError
-from bootseer.linux.memory_limits import Memory
+from bootseer.linux.cgroups import Memory
 
 ARENA = "arena"
 DIRECT = "direct"

@@ -36,7 +36,7 @@ from bootseer.checkpoint.service.process import Fork
 from bootseer.checkpoint.service.start_options import StartOptions
 from bootseer.checkpoint.versions.pinned import Pinned
 from bootseer.errors import BootseerError
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.storage.engine.extents import Extents
 
 

@@ -28,7 +28,7 @@ from bootseer.checkpoint.service.process import Child, Fork, end_child, make_dir
 from bootseer.checkpoint.versions.striped import pin
 from bootseer.errors import BootseerError, CheckpointError
 from bootseer.ipc.framing import encode
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.linux.page_cache import is_in_memory
 from bootseer.storage.local.store import LocalStore
 

@@ -31,9 +31,9 @@ from bootseer.env.spec import SetupSpec
 from bootseer.env.store.lease import BuilderLease, Lease, WaitResult, renewing
 from bootseer.env.store.store import EnvStore, FoundSnapshot, PublishedSnapshot
 from bootseer.errors import BootseerError, EnvError, SetupFailed
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.trust import SigningKey, Trust
-from bootseer.trust.signing import Signing
+from bootseer.trust.trust import Signing
 
 Count = Callable[[int, int], None]  # more bytes and files
 

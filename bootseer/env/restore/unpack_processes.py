@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from bootseer.errors import BootseerError
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.own_module import command_of
 from bootseer.storage.near import directory_of
 from bootseer.tree.unpack.helpers import HelperFailedError

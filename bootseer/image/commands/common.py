@@ -18,7 +18,7 @@ from bootseer.storage.paths import is_chained, scheme_of
 from bootseer.tree.head import split_pin
 from bootseer.tree.opening import OpenedTree, open_tree, read_head
 from bootseer.trust import Trust
-from bootseer.trust.signing import Signing as Signing
+from bootseer.trust.trust import Signing as Signing
 
 Progress = Callable[[int, int], None]  # bytes done, and in total
 Say = Callable[[str], object]  # logs a line

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from bench.hang_healthy import KINDS, Found, hang_once, healthy, watch
 from bench.hang_jobs import CADENCES_S, HANGS, LOOK_S, Job, draw_plan, tame
 from launcher.base.facts import Hang, HangKind, RankFacts
-from launcher.monitor.hang.cadence import Cadence
 from launcher.monitor.hang.detector import HangDetector
-from launcher.monitor.hang.progress import QUERY_PART
+from launcher.monitor.hang.progress import QUERY_PART, Cadence
 from launcher.monitor.hang.settings import HangSettings
 
 FIRST_S = HangSettings().first_s
