@@ -80,11 +80,6 @@ class FillerProcess:
         if lines is None:
             self._news.ended()
 
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        if self._child is not None:
-            self._child.lines.close()
-
 
 def _to_units(pairs: list[list[int]]) -> list[Unit]:
     return [(file, unit) for file, unit in pairs]

@@ -86,14 +86,6 @@ class NodeMemory:
         if self._server is not None:
             self._server.tick()
 
-    def close_inherited(self) -> None:
-        """Close connections in a forked child: they are the service's."""
-        if self._server is not None:
-            self._server.close_inherited()
-        if self._offers is not None:
-            self._offers.close_inherited()
-        self._filler.close_inherited()
-
     # ---- state -----------------------------------------------------------------------------------------------
 
     @property

@@ -69,11 +69,6 @@ class RankCopy:
         self._child = self._fork(lambda connection: run_copy(connection, url, version, digest, directory, peers))
         self._selector.register(self._child.lines.fd, selectors.EVENT_READ, self._hear)
 
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        if self._child is not None:
-            self._child.lines.close()
-
     def end(self) -> None:
         """Remove the files, which no rank uses any more."""
         self._then = None

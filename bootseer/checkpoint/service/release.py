@@ -115,10 +115,6 @@ class MemoryRelease:
     def end(self) -> None:
         self._copier.stop()
 
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        self._copier.close_inherited()
-
     def last_reads(
         self, files: Mapping[str, SourceFile], position: prefetch.Position
     ) -> prefetch.Recording | None:
