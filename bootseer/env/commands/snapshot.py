@@ -252,9 +252,9 @@ class _SnapshotBuilder:
         sync_later(keyed.targets, self._environ)
 
 
-def _few(paths: list[str], most: int = 5) -> str:
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
-    return ", ".join(paths[:most]) + more
+def _few(paths: list[str]) -> str:
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return ", ".join(paths[:5]) + more
 
 
 def _new_log() -> str:

@@ -64,12 +64,10 @@ class _Location(NamedTuple):
 class RegistryClient:
     """A client of registries. Thread-safe; belongs to no event loop."""
 
-    def __init__(
-        self, options: RegistryOptions, *, timeout_s: float = 30.0, counts: StoreCounters | None = None
-    ) -> None:
+    def __init__(self, options: RegistryOptions, *, timeout_s: float = 30.0) -> None:
         self.options = options
         self.timeout_s = timeout_s
-        self.counts = StoreCounters("skipped_bytes") if counts is None else counts
+        self.counts = StoreCounters("skipped_bytes")
         self.http = RegistryHttp(options, timeout_s=timeout_s, counts=self.counts)
         self.auth = RegistryAuth(self.http, options, timeout_s=timeout_s)
         self._lock = threading.Lock()

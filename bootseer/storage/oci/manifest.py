@@ -212,12 +212,7 @@ def tree_files(document: Document, where: str) -> TreeFiles:
 
 
 def to_tree_manifest(
-    head: Descriptor,
-    index: Descriptor,
-    packs: Sequence[Descriptor],
-    *,
-    subject: Descriptor | None,
-    annotations: Mapping[str, str],
+    head: Descriptor, index: Descriptor, packs: Sequence[Descriptor], *, subject: Descriptor | None
 ) -> Manifest:
     """Make a tree's manifest: tree.json, index, packs in order. It has no times, so a tree has one digest."""
     return Manifest(
@@ -227,7 +222,7 @@ def to_tree_manifest(
         config=head,
         layers=[index, *packs],
         subject=_plain(subject),
-        annotations={**annotations, TREE_DIGEST: _hex(index)},
+        annotations={TREE_DIGEST: _hex(index)},
     )
 
 
