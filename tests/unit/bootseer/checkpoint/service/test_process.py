@@ -65,7 +65,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     kill, pid = os.kill, os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     monkeypatch.setattr(os, "kill", lambda _pid, _signum: None)
-    monkeypatch.setattr(child_processes, "_waits_in_kernel", lambda _pid: True)
+    monkeypatch.setattr(child_processes, "waits_in_kernel", lambda _pid: True)
     monkeypatch.setattr(child_processes, "IN_KERNEL_S", 0.0)
     yield Child(pid, Channel(ours))
     theirs.close()
