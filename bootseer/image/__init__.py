@@ -10,26 +10,20 @@ from typing import TYPE_CHECKING
 from bootseer.lazy import loader
 
 if TYPE_CHECKING:
-    from bootseer.image.artifacts import Pulled as Pulled
-    from bootseer.image.artifacts import Pushed as Pushed
     from bootseer.image.artifacts import pull_tree as pull_tree
     from bootseer.image.artifacts import push_trace as push_trace
     from bootseer.image.artifacts import push_tree as push_tree
     from bootseer.image.registry import Registry as Registry
-    from bootseer.image.registry import RegistryImage as RegistryImage
     from bootseer.storage.oci.reference import Reference as Reference
     from bootseer.storage.oci.reference import parse_reference as parse_reference
 
 _HOMES = {
-    "Pulled": "artifacts",
-    "Pushed": "artifacts",
     "pull_tree": "artifacts",
     "push_trace": "artifacts",
     "push_tree": "artifacts",
     "Reference": "bootseer.storage.oci.reference",
     "parse_reference": "bootseer.storage.oci.reference",
     "Registry": "registry",
-    "RegistryImage": "registry",
 }
 __all__ = list(_HOMES)
 __getattr__ = loader(__name__, _HOMES)
