@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import open_cache
+from bootseer.blocks.cache import open_cache
 from bootseer.env.restore import unpack as restore_unpack
 from bootseer.env.restore import unpack_helpers, unpack_processes
 from bootseer.env.restore.in_place import is_there

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import Cache
+from bootseer.blocks.cache import Cache
 from bootseer.errors import ConfigError
 from bootseer.events import read_events
 from bootseer.ipc.client import Client

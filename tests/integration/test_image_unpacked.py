@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import Cache, open_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, workload_key
 from bootseer.errors import IntegrityError, StorageTimeout
 from bootseer.mounts.unpacked import locks as unpacked_locks

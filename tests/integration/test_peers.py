@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, Prefetcher
+from bootseer.blocks.fetch import BlockFetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import DigestMismatch, IntegrityError, NotFound, StorageError
 from bootseer.peers import PeerStore, health, peer, write_peers
 from bootseer.peers.auth import origin_id

@@ -27,12 +27,13 @@ from bootseer.errors import (
     StorageError,
     Unavailable,
 )
-from bootseer.image import Registry, parse_reference, pull_tree, push_trace, push_tree, uploads
-from bootseer.image.artifacts import read_tree
+from bootseer.image import uploads
+from bootseer.image.artifacts import pull_tree, push_trace, push_tree, read_tree
+from bootseer.image.registry import Registry
 from bootseer.storage import RangeReader, RangeRequest, Store, open_store
 from bootseer.storage.memory import forget
 from bootseer.storage.oci.manifest import EMPTY, MANIFEST, TREE, Descriptor, Manifest, digest_of
-from bootseer.storage.oci.reference import Reference
+from bootseer.storage.oci.reference import Reference, parse_reference
 from bootseer.storage.oci.stream import BlobStream
 from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.builder.building import build

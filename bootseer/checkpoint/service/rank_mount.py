@@ -178,7 +178,7 @@ def _serve(connection: socket.socket) -> None:
     try:
         from bootseer.checkpoint.mounting import SourceFiles, default_window_bytes
         from bootseer.checkpoint.opening import Job, open_job
-        from bootseer.mounts import Options, mount
+        from bootseer.mounts.fuse.mounting import Options, mount
 
         threading.Thread(target=serving.listen, daemon=True).start()
         job = Job("", settings["url"], settings["version"], settings["digest"], settings["arena"])

@@ -74,7 +74,7 @@ class StoredTree:
     @contextmanager
     def open(self) -> Iterator[OpenEnvTree]:
         from bootseer import aio
-        from bootseer.blocks import open_cache
+        from bootseer.blocks.cache import open_cache
         from bootseer.blocks.local import open_local
         from bootseer.storage import HasPeers
         from bootseer.tree.opening import open_tree

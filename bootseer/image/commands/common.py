@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bootseer import aio
-from bootseer.blocks import Cache, open_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.errors import BootseerError
 from bootseer.storage import Store, open_store, redact
 from bootseer.storage.paths import is_chained, scheme_of

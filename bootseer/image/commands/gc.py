@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import Cache
-from bootseer.blocks.cache import CachedTree
+from bootseer.blocks.cache import Cache, CachedTree
 from bootseer.blocks.tree_files import LOCK, USE_BYTE
 from bootseer.counted import counted
 from bootseer.errors import ConfigError, IntegrityError, SourceChanged, StorageError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import Cache
+from bootseer.blocks.cache import Cache
 from bootseer.blocks.local import open_local
 from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError
 from bootseer.image.commands.common import (

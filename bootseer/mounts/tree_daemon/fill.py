@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import Prefetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import ConfigError, StorageError
 from bootseer.mounts.tree_daemon.parts import open_parts
 from bootseer.mounts.tree_daemon.settings import Settings

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from bootseer import aio
-from bootseer.blocks import Prefetcher, Recorder
-from bootseer.blocks.prefetch import Phase
+from bootseer.blocks.prefetch import Phase, Prefetcher
+from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace, with_known
 from bootseer.errors import BootseerError
 from bootseer.mounts.tree_daemon import io_priority as hot_first

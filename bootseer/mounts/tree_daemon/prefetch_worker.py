@@ -28,7 +28,7 @@ from functools import partial
 import msgspec
 
 from bootseer import aio
-from bootseer.blocks import Prefetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import BootseerError, StorageError
 from bootseer.linux.cgroups import Memory, read_memory
 from bootseer.linux.processes import set_name

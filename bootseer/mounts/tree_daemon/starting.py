@@ -27,7 +27,7 @@ from bootseer.mounts.tree_daemon.waiting import WaitingDaemon, take_spare_daemon
 from bootseer.storage.os_errors import map_os_errors
 
 if TYPE_CHECKING:
-    from bootseer.blocks import Cache
+    from bootseer.blocks.cache import Cache
     from bootseer.trust import Trust
 
 READY_S = 120.0  # a store may be slow to answer

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from bootseer.blocks import Cache
+from bootseer.blocks.cache import Cache
 from bootseer.cache_folder import UNPACKED
 from bootseer.errors import StorageError
 from bootseer.mounts.unpacked import locks as unpacked_locks

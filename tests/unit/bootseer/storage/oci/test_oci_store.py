@@ -25,8 +25,8 @@ from bootseer.errors import (
     Unavailable,
     Untrusted,
 )
-from bootseer.image import Registry, parse_reference
 from bootseer.image.artifacts import pull_tree
+from bootseer.image.registry import Registry
 from bootseer.storage import RangeReader, RangeRequest, open_store
 from bootseer.storage.memory import forget
 from bootseer.storage.oci import store as oci_module
@@ -42,7 +42,7 @@ from bootseer.storage.oci.manifest import (
     WORKLOAD,
     digest_of,
 )
-from bootseer.storage.oci.reference import tree_tag
+from bootseer.storage.oci.reference import parse_reference, tree_tag
 from bootseer.storage.oci.store import OciStore
 from bootseer.tree.opening import open_tree, read_head
 from bootseer.trust import SigningKey, Trust
