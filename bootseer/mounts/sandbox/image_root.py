@@ -31,7 +31,6 @@ from bootseer.mounts.sandbox.process import ImageSandbox, SandboxRoot
 from bootseer.mounts.sandbox.root import TMPFS, RootSpec
 from bootseer.mounts.sandbox.source import ImageSource, OnOrigin, open_source
 
-PYTHONS = ("python3", "python")
 ASK_S = 30.0
 _NEWNS = 0x00020000
 _MAX_DIRECTORIES = 250  # descriptors that go through a socket in one message
