@@ -74,7 +74,7 @@ bench-guard: setup  ## this code against that of the last tag: launch, restart, 
 	$(BIN)/python -m bench check out/guard.json
 
 man: $(MAN_READY)  ## man pages and completions of shells, in share/
-	@$(BIN)/python -m launcher.cli.completion share
+	@$(BIN)/python scripts/man.py share
 
 docs: $(DOCS_READY)  ## the site of docs/, in out/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir out/site

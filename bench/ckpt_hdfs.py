@@ -22,8 +22,8 @@ from typing import NamedTuple
 from bench.ckpt_run import BOUND, ROOT, Program, make_environ, order, programs, python
 from bench.record import BenchError, Figures, note
 from bootseer.mounts.fuse.server import check_system
-from bootseer.testing.minihdfs import MiniHdfs, why_not
-from bootseer.testing.minihdfs_net import why_not_capped
+from tests.testing.minihdfs import MiniHdfs, why_not
+from tests.testing.minihdfs_net import why_not_capped
 
 DATANODES = 3
 BLOCK_BYTES = 16 << 20

@@ -191,7 +191,7 @@ def peer(way: str, number: int, host: netns.Host, directory: str) -> tuple[list[
     """The command of a node's peer process."""
     argv = command_of("bootseer.peers.serve")
     if way == "lying" and number == BAD:
-        argv = command_of("bootseer.testing.faulty_peer", "lies")
+        argv = command_of("tests.testing.faulty_peer", "lies")
     argv += [os.path.join(directory, "peers.json"), "--spool", os.path.join(directory, "spool")]
     argv += ["--address", host.address, "--port", str(PORT)]
     if way == "slow" and number == BAD:

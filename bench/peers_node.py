@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, Prefetcher
 from bootseer.blocks.cache import Cache
+from bootseer.blocks.fetch import BlockFetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.cache_folder import Limit
 from bootseer.peers import open_peer_store
 from bootseer.storage import RangeReader, RangeRequest, SecondHand

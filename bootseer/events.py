@@ -129,7 +129,6 @@ class EventWriter:
         mono_ns: int | None = None,
         **attrs: object,
     ) -> None:
-        """Close a span."""
         self.write(stage, Kind.END, name, span=span, error=error, mono_ns=mono_ns, attrs=attrs)
 
     def instant(
@@ -145,11 +144,9 @@ class EventWriter:
         """Write an instant. Args: rank: set by an agent for an event of one of its ranks."""
         self.write(stage, Kind.INSTANT, name, rank=rank, error=error, mono_ns=mono_ns, attrs=attrs)
 
-    def scalar(
-        self, stage: Stage | None, name: str, value: float, unit: str | None = None, *, mono_ns: int | None = None
-    ) -> None:
+    def scalar(self, stage: Stage | None, name: str, value: float, unit: str | None = None) -> None:
         """Write a measured number."""
-        self.write(stage, Kind.SCALAR, name, value=value, unit=unit, mono_ns=mono_ns)
+        self.write(stage, Kind.SCALAR, name, value=value, unit=unit)
 
     def write(
         self,

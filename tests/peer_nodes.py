@@ -15,7 +15,7 @@ from bootseer.peers.membership import PeersFile
 from bootseer.peers.serve import listen
 from bootseer.peers.spans import ObjectName, owners
 from bootseer.peers.spool import Spool
-from bootseer.testing.faulty_peer import FaultyPeer, PeerFault
+from tests.testing.faulty_peer import FaultyPeer, PeerFault
 
 KEY = derive_key(b"the secret of this job", "run-1")
 SPOOL_BYTES = 256 << 20

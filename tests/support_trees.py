@@ -1,6 +1,6 @@
 """Compares a file tree with what something made of it: every attribute, every byte, every hole, by name.
 
-Written for itself, from what POSIX shows: it shares no code with what it judges, nor with bootseer.testing.trees.
+Written for itself, from what POSIX shows: it shares no code with what it judges, nor with tests.testing.trees.
 """
 
 from __future__ import annotations

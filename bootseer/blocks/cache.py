@@ -33,16 +33,12 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class CachedTree(NamedTuple):
-    """A tree in the cache."""
-
     digest: str
     size_bytes: int  # on disk
     used_s: float  # when it was opened or closed last, since the epoch
 
 
 class CollectResult(NamedTuple):
-    """The result of a collection."""
-
     trees: int  # evicted
     freed_bytes: int
     left_bytes: int

@@ -7,22 +7,93 @@ names the first wrong block, its pack and the store that was read last.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks.flights import BlockRequest, InFlightBlock
-from bootseer.blocks.sources import StoreSource, StoreSources
 from bootseer.blocks.spans import Span, StoredBlock
 from bootseer.blocks.tree_cache import TreeCache
-from bootseer.errors import BootseerError, IntegrityError, StorageError, StorageTimeout
-from bootseer.linux.cpu_limits import usable_cores
-from bootseer.storage import RangeRequest
+from bootseer.errors import BootseerError, ConfigError, IntegrityError, NotFound, StorageError, StorageTimeout
+from bootseer.linux.cgroups import usable_cores
+from bootseer.storage import RangeReader, RangeRequest, SecondHand, Store
 from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import Index
 from bootseer.tuning import current
 
 TRIES = 2  # reads of a block from each store, besides the retries of its reader
+
+
+class StoreSource(NamedTuple):
+    place: int
+    store: Store
+    reader: RangeReader
+
+
+class StoreSources:
+    """The stores that have a tree's packs, in order of preference: one that fails moves to the end for a while.
+
+    Each has a reader of its own, which learns its speed. A peer that has only some packs is a full source: the
+    next store is read for those that it lacks. The directory of the tree is their root. For one event loop.
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        if not stores:
+            raise ConfigError("there is no store to fetch blocks from")
+        self._sources = [StoreSource(place, store, RangeReader(store)) for place, store in enumerate(stores)]
+        self._down_until_s = [0.0] * len(stores)
+
+    def ordered(self) -> list[StoreSource]:
+        """Return the sources in the order in which to try them."""
+        now_s = time.monotonic()
+        return sorted(self._sources, key=lambda source: (self._down_until_s[source.place] > now_s, source.place))
+
+    def failed(self, source: StoreSource, error: BootseerError) -> None:
+        """Record that a read failed for good; a missing file is ignored, as other files may be there."""
+        if not isinstance(error, NotFound):
+            self._down_until_s[source.place] = time.monotonic() + current().blocks.store_rest_s
+
+    def wrong(self, source: StoreSource, path: str, offset: int, length: int) -> None:
+        """Record that bytes from it are wrong: the peer that sent them is distrusted."""
+        if isinstance(source.store, SecondHand):
+            source.store.distrust(path, offset, length)
+
+    def statistics(self) -> dict[str, int]:
+        """Return the totals of all readers: requests, bytes, retries."""
+        totals = {"requests": 0, "read_bytes": 0, "retries": 0, "hedges": 0, "timeouts": 0}
+        for source in self._sources:
+            found = source.reader.statistics()
+            for name in totals:
+                totals[name] += found[name]
+        return totals
+
+
+class BlockRequest:
+    """What a caller requests of some blocks."""
+
+    def __init__(
+        self,
+        *,
+        is_demand: bool,
+        raws: dict[int, memoryview] | None = None,
+        keeps: bool = True,
+        try_s: float | None = None,
+    ) -> None:
+        self.is_demand = is_demand
+        self.raws = raws  # filled with the bytes; None: the caller only needs them cached
+        self.keeps = keeps  # store them in the cache
+        self.try_s = try_s  # of one try at one store
+        self.is_alone = False  # no longer waits for other requests
+
+
+class InFlightBlock:
+    def __init__(self, block: StoredBlock, *, is_wanted: bool) -> None:
+        self.block = block
+        self.is_wanted = is_wanted  # a reader wants its bytes, not only that it is cached
+        self.is_done = asyncio.Event()
+        self.raw: memoryview | None = None
+        self.error: BootseerError | None = None  # of a demand read: all that wait for it get it as well
+
 
 Land = Callable[[dict[int, memoryview], list[int], dict[int, InFlightBlock], BlockRequest], None]
 

@@ -18,10 +18,8 @@ from itertools import count
 
 from bootseer import aio
 from bootseer.backoff import Backoff
-from bootseer.blocks.carrier import TRIES, FailoverReader
+from bootseer.blocks.carrier import TRIES, BlockRequest, FailoverReader, InFlightBlock, StoreSources
 from bootseer.blocks.donors import DedupSources
-from bootseer.blocks.flights import BlockRequest, InFlightBlock
-from bootseer.blocks.sources import StoreSources
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, MAX_GAP_BYTES, Span, StoredBlock, plan_spans
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.waits import StallTime

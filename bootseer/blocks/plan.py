@@ -22,7 +22,6 @@ def plan_hot(
     first_window: int = FIRST_WINDOW,
     max_window: int = MAX_WINDOW,
     span_bytes: int = HOT_SPAN_BYTES,
-    max_gap_bytes: int = MAX_GAP_BYTES,
 ) -> list[Span]:
     """Return the reads for the blocks of a trace, in order; no block comes later than its window."""
     blocks = list(dict.fromkeys(hot))
@@ -30,19 +29,13 @@ def plan_hot(
     begin, window = 0, first_window
     while begin < len(blocks):
         spans += plan_spans(
-            index, blocks[begin : begin + window], span_bytes=span_bytes, max_gap_bytes=max_gap_bytes
+            index, blocks[begin : begin + window], span_bytes=span_bytes, max_gap_bytes=MAX_GAP_BYTES
         )
         begin, window = begin + window, min(max_window, window * 2)
     return spans
 
 
-def plan_cold(
-    index: Index,
-    numbers: Iterable[int],
-    *,
-    span_bytes: int = COLD_SPAN_BYTES,
-    max_gap_bytes: int = MAX_GAP_BYTES,
-) -> Iterator[Span]:
+def plan_cold(index: Index, numbers: Iterable[int], *, span_bytes: int = COLD_SPAN_BYTES) -> Iterator[Span]:
     """Yield what to read for the rest, in the order of the packs; planned pack by pack, as it may be much."""
     packs: dict[int, list[tuple[int, int]]] = {}
     for number in numbers:
@@ -50,4 +43,4 @@ def plan_cold(
         packs.setdefault(pack, []).append((offset, number))
     for pack in sorted(packs):
         ordered = [number for _, number in sorted(packs[pack])]
-        yield from plan_spans(index, ordered, span_bytes=span_bytes, max_gap_bytes=max_gap_bytes)
+        yield from plan_spans(index, ordered, span_bytes=span_bytes, max_gap_bytes=MAX_GAP_BYTES)

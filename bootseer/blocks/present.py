@@ -30,7 +30,6 @@ def read_boot_id() -> str:
 
 
 def make_header(boot_id: str, block_count: int) -> bytes:
-    """Return the header of a map of this boot."""
     return HEADER.pack(_MARK, boot_id.encode("ascii", "replace")[:40], block_count)
 
 

@@ -17,8 +17,6 @@ COLD_SPAN_BYTES = 4 << 20
 
 
 class StoredBlock(NamedTuple):
-    """A block and where it is stored."""
-
     number: int
     digest: bytes  # SHA-256 of the stored bytes
     offset: int  # in the pack, bytes

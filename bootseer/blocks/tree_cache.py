@@ -17,16 +17,20 @@ from bootseer import crc
 from bootseer.blocks.present import ABSENT, HEADER_BYTES, PRESENT, encode_saved
 from bootseer.blocks.room import FULL_ERRNOS, FreeSpace, FreeSpaceCall
 from bootseer.blocks.spans import runs_of
-from bootseer.blocks.sums import (
+from bootseer.blocks.tree_files import (
     BLOCK_CHECKSUMS,
     BLOCK_GRANULES,
     GRANULE_BYTES,
     GRANULE_SHIFT,
+    SAVE_BYTE,
+    SAVED,
     UNKNOWN,
+    TreeFiles,
     as_checksum,
     checksum_block,
+    write_at,
+    write_whole,
 )
-from bootseer.blocks.tree_files import SAVE_BYTE, SAVED, TreeFiles, write_at, write_whole
 from bootseer.linux import locks
 from bootseer.tree.index import BLOCK_BYTES
 

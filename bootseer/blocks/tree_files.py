@@ -7,11 +7,12 @@ that can be trusted. One process at a time does it; other users of the tree only
 from __future__ import annotations
 
 import os
+import struct
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bootseer.blocks.present import HEADER_BYTES, decode_saved, is_of_boot, make_header
-from bootseer.blocks.sums import BLOCK_CHECKSUMS
 from bootseer.linux.locks import unlock, wait_lock
 from bootseer.tree.index import BLOCK_BYTES
 
@@ -22,6 +23,26 @@ USE_BYTE, SETUP_BYTE, SAVE_BYTE = 1 << 40, (1 << 40) + 1, (1 << 40) + 2
 SETUP_TIMEOUT_S = 10.0
 _OLD_S = 3600.0  # a temporary file is abandoned after it
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+# Checksums (CRC32C) of cached data: every read verifies the granules that it covers. They find damage by a disk, a
+# crash or a full file system; the SHA-256 of the data was verified when it was fetched.
+GRANULE_SHIFT = 14
+GRANULE_BYTES = 1 << GRANULE_SHIFT  # a read verifies at least so much; most reads of a start are 4 to 64 KiB
+BLOCK_GRANULES = BLOCK_BYTES // GRANULE_BYTES
+BLOCK_CHECKSUMS = struct.Struct(f"<{BLOCK_GRANULES}I")  # as they are stored
+
+Buffer = memoryview | bytes | bytearray
+UNKNOWN = 0  # no granule has this checksum
+
+
+def as_checksum(found: int) -> int:
+    """Return the checksum of a granule with this CRC32C: none is UNKNOWN."""
+    return found or 1
+
+
+def checksum_block(crc32c: Callable[[Buffer], int], data: Buffer) -> tuple[int, ...]:
+    """Return the checksums of a whole block of BLOCK_BYTES."""
+    view = memoryview(data)
+    return tuple(crc32c(view[at : at + GRANULE_BYTES]) or 1 for at in range(0, BLOCK_BYTES, GRANULE_BYTES))
 
 
 class TreeFiles(NamedTuple):

@@ -85,8 +85,6 @@ async def unstripe_version(
 
 
 class ConvertResult(NamedTuple):
-    """The result of a copy."""
-
     files: int
     size: int  # bytes
     version: str  # "" for plain files

@@ -31,9 +31,9 @@ from bootseer.errors import (
     NotFound,
     StorageError,
 )
-from bootseer.linux.memory_limits import read_memory
-from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
-from bootseer.mounts.fuse.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
+from bootseer.linux.cgroups import read_memory
+from bootseer.mounts.fuse.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES, Options, mount
+from bootseer.mounts.fuse.protocol import MountedFile, MountedFiles, SavedFile
 from bootseer.mounts.fuse.server import check_directory, check_system
 from bootseer.own_module import command_of
 from bootseer.storage import open_store, redact

@@ -82,7 +82,7 @@ def snapshot(
     from bootseer.env.commands.snapshot import SnapshotOptions
     from bootseer.env.commands.snapshot import snapshot as make
     from bootseer.env.commands.spec import make_spec
-    from bootseer.trust.signing import Signing
+    from bootseer.trust.trust import Signing
 
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config,

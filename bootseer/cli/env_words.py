@@ -118,7 +118,6 @@ def format_time(seconds: float) -> str:
 
 
 def format_expiry(expires_s: float | None, now_s: float) -> str:
-    """Format the expiry of a snapshot."""
     return "never expires" if expires_s is None else f"expires in {format_time(max(0.0, expires_s - now_s))}"
 
 

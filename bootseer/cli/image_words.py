@@ -60,7 +60,6 @@ class CountLine(ProgressLine):
 
 
 def print_message(line: str) -> None:
-    """Print a message to stderr."""
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{clear}bootseer: {line}\n")
     sys.stderr.flush()

@@ -63,7 +63,6 @@ def choose(job: Job, attempt: str, directory: str) -> int:
 
 
 def record_of(job: Job, attempt: int) -> Report:
-    """Return the record of an attempt."""
     from bootseer.report.report import make_report
 
     return make_report(job, attempt)

@@ -27,12 +27,11 @@ class Group(NamedTuple):
         return f"{what} ({name_ranks(self.ranks)})"
 
 
+NEWEST = 8  # calls of a rank in which a break of the order is searched
 CallKey = tuple[str, Group, int, int]  # operation, group, peer, tag
 
 
 class Call(NamedTuple):
-    """One call of a rank."""
-
     serial: int  # of the rank, from 1
     group: Group
     op: str
@@ -104,7 +103,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank {text}" if len(runs) == 1 and runs[0][0] == runs[0][1] else f"ranks {text}"
 
 
-def find_order_break(calls: Iterable[Call], newest: int = 8) -> Call | None:
+def find_order_break(calls: Iterable[Call]) -> Call | None:
     """Return the first of the newest calls that breaks the order which this rank always followed before.
 
     A program repeats itself: a call of one kind was always followed by the same kind, at least twice.
@@ -114,7 +113,7 @@ def find_order_break(calls: Iterable[Call], newest: int = 8) -> Call | None:
     for place, (before, after) in enumerate(pairwise(ordered), 1):
         known = followers.setdefault(before.kind(), [])
         if (
-            place >= len(ordered) - newest
+            place >= len(ordered) - NEWEST
             and len(known) >= 2
             and len(set(known)) == 1
             and after.kind() != known[0]

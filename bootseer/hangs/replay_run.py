@@ -22,8 +22,6 @@ NOT_RUN = (126, 127)  # of a shell: the command cannot be run
 
 
 class GroupResult(NamedTuple):
-    """The result of a group."""
-
     group: ReplayGroup
     status: int  # of its command; or minus the signal's number
     seconds: float

@@ -20,8 +20,6 @@ MAX_RANKS = 1024  # in a record
 
 
 class CauseKind(Enum):
-    """The kind of a cause."""
-
     ABSENT = "did-not-enter"  # it is in no call: computes, sleeps, loads data
     ENDED = "has-ended"
     STOPPED = "is-stopped"
@@ -33,16 +31,12 @@ class CauseKind(Enum):
 
 
 class Certainty(Enum):
-    """The certainty of a cause."""
-
     CERTAIN = "certain"
     LIKELY = "likely"
     UNSURE = "unsure"
 
 
 class Cause(NamedTuple):
-    """The cause of a hang."""
-
     kind: CauseKind
     ranks: tuple[int, ...]  # the culprits; all participants if nothing singles one out
     call: str  # the one in which the others wait
@@ -318,6 +312,5 @@ def describe(causes: Sequence[Cause]) -> list[str]:
 
 
 def as_record(cause: Cause) -> dict[str, object]:
-    """Return a record for programs."""
     ranks = {"ranks": list(cause.ranks[:MAX_RANKS]), "victims": list(cause.victims[:MAX_RANKS])}
     return {**cause._asdict(), "kind": cause.kind.value, "sure": cause.sure.value, **ranks}

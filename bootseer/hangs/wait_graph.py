@@ -38,8 +38,6 @@ class Joined(NamedTuple):
 
 
 class WaitGraph(NamedTuple):
-    """The graph."""
-
     meetings: dict[Meeting, Joined]
     of_rank: dict[int, tuple[Meeting, ...]]  # the meetings in which a rank waits
 

@@ -34,8 +34,6 @@ class _KnownFinding:
 
 
 class Changes:
-    """The changes of one node."""
-
     def __init__(self) -> None:
         self._known: dict[_Key, _KnownFinding] = {}
         self._returns: dict[_Key, int] = {}

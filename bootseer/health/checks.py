@@ -21,7 +21,7 @@ from bootseer.health.limits import Limits
 from bootseer.health.network_facts import read_links, read_rates
 from bootseer.health.runner import Task
 from bootseer.health.storage_facts import probe
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.linux.page_cache import is_remote_kind
 
 MAX_MOUNTS = 64
@@ -195,7 +195,6 @@ def choose(only: Iterable[str]) -> list[str]:
 
 
 def make_tasks(door: HostInterface, request: Request, names: Iterable[str]) -> list[Task]:
-    """Return the tasks for the runner."""
     tasks = []
     for name in names:
         if name == OWN:

@@ -23,8 +23,6 @@ _RECORD_BYTES = 8192
 
 
 class FileSystemSpace(NamedTuple):
-    """The space of a file system."""
-
     total_bytes: int
     free_bytes: int  # for this user
     inodes: int  # 0: not counted
@@ -67,7 +65,6 @@ class HostInterface:
             return None
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in a directory, sorted."""
         try:
             return sorted(os.listdir(self.at(directory)))
         except OSError:

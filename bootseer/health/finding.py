@@ -32,7 +32,6 @@ class Finding(NamedTuple):
     way_out: str = ""
 
     def line(self) -> str:
-        """Return the finding as a line of text."""
         text = f"{self.level:<7} {self.check}"
         text += f" {self.where}: {self.what}" if self.where else f": {self.what}"
         if self.measured is not None:

@@ -11,7 +11,7 @@ from bootseer.health.limits import Limits
 if TYPE_CHECKING:
     from bootseer.health.door import ClockState, FileSystemSpace
     from bootseer.health.host_facts import CgroupLevel, DescriptorFact, DiskFact, FileFacts, Mount
-    from bootseer.linux.memory_limits import Memory
+    from bootseer.linux.cgroups import Memory
 
 _LOCKED_ENOUGH_BYTES = 64 << 30  # an InfiniBand library pins what it sends
 _MAX_PROCESSES_REPORTED = 8
@@ -242,7 +242,6 @@ def judge_read_only(mounts: list[Mount]) -> list[Finding]:
 
 
 def judge_answer(point: str, kind: str, seconds: float, limits: Limits) -> list[Finding]:
-    """Judge a mount that has answered."""
     level = WARN if seconds > limits.mount_warn_s else OK
     way_out = "check the file server and the network to it"
     return [Finding("mounts", level, f"{kind} answered after", point, seconds, limits.mount_warn_s, "s", way_out)]

@@ -34,8 +34,6 @@ class FileFacts(NamedTuple):
 
 
 class DescriptorFact(NamedTuple):
-    """A process with its descriptors."""
-
     pid: int
     name: str
     used: int

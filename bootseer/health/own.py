@@ -22,7 +22,6 @@ _FIX_CHECK = "fix the check: docs/guide/checks.md describes its output"
 
 
 def name_of(path: str) -> str:
-    """Return the name of the check."""
     return f"own:{one_line(os.path.basename(path))[:64]}"
 
 

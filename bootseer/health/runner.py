@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 from bootseer.health.finding import HUNG, UNKNOWN, Finding, from_json, one_line
-from bootseer.linux.processes import read_process, set_death_signal, wait_channel
+from bootseer.linux.child_processes import waits_in_kernel
+from bootseer.linux.processes import set_death_signal, wait_channel
 from bootseer.tuning import current
 
 MAX_RESULT_BYTES = 1 << 20
@@ -69,7 +70,7 @@ class _Child:
                 is_over = False  # it has closed its pipe but still runs
                 self._kill()
                 began_s = time.monotonic()
-            elif waited_s > (_END_S if _waits_in_the_kernel(self.pid) else _SLOW_END_S):
+            elif waited_s > (_END_S if waits_in_kernel(self.pid) else _SLOW_END_S):
                 return None
             time.sleep(0.001)
         self._kill_group()  # its children; until it is reaped no other group has its number
@@ -190,12 +191,6 @@ def _still_hangs(task: Task, left: dict[tuple[str, str], int]) -> bool:
     if is_over:
         del left[task.check, task.where]
     return not is_over
-
-
-def _waits_in_the_kernel(pid: int) -> bool:
-    """Return whether no signal reaches a process (state D)."""
-    process = read_process(pid)
-    return process is not None and process.state == "D"
 
 
 def _unknown(task: Task, what: str) -> Finding:

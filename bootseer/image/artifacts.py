@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -46,7 +46,6 @@ from bootseer.trust import parse as parse_envelope
 
 AT_ONCE = 4  # packs; each is up to 16 MiB of memory
 PIECE_BYTES = 16 << 20
-_NONE: Mapping[str, str] = {}
 
 Progress = Callable[[int, int], None]  # bytes done, and in total
 
@@ -61,8 +60,6 @@ class StoredTree(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """The result of a push."""
-
     reference: Reference  # by digest
     tree: str  # the tree digest
     name: str  # of the tree; readers request it by another one only with --name
@@ -71,8 +68,6 @@ class Pushed(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The result of a pull."""
-
     tree: str  # the tree digest
     size: int  # bytes of the tree as stored
     received_bytes: int  # the others were present
@@ -92,7 +87,6 @@ async def push_tree(
     source: Store,
     *,
     subject: Descriptor | Reference | None = None,
-    annotations: Mapping[str, str] = _NONE,
     mount_from: str = "",
     head: bytes | None = None,
     progress: Progress | None = None,
@@ -104,7 +98,7 @@ async def push_tree(
         mount_from: a repository of the same registry that may have the packs.
         head: a tree.json to push instead of the source's own: of the same tree under its name there.
 
-    The same tree has the same digest each time, as long as `annotations` contain no time.
+    The same tree has the same digest each time.
 
     Raises: AlreadyExists if the tag belongs to another kind of artifact; IntegrityError, StorageError.
     """
@@ -120,7 +114,7 @@ async def push_tree(
     # Each only once, even if an index names one twice.
     packs = {digest.hex(): _blob(TREE_PACK, digest.hex(), size) for digest, size in tree.decoded.packs}
     top = Descriptor(media_type=TREE, digest=digest_of(tree.head_bytes), size=len(tree.head_bytes))
-    manifest = to_tree_manifest(top, index, list(packs.values()), subject=subject, annotations=annotations)
+    manifest = to_tree_manifest(top, index, list(packs.values()), subject=subject)
     encode(manifest, str(reference))  # before anything is sent: fails for too many packs
 
     uploads = registry.uploads(reference, mount_from=mount_from)

@@ -224,7 +224,6 @@ class Registry:
 
 
 def _listed(made: Descriptor, manifest: Manifest) -> Descriptor:
-    """Return the descriptor for a list of referrers."""
     return Descriptor(
         media_type=made.media_type,
         digest=made.digest,

@@ -76,18 +76,14 @@ class Uploads:
         self._scope = push_scope(reference.repository, self._mount_from)
         self._where = reference.name
         self.sent_bytes = 0
-        self.present_bytes = 0  # of blobs that were present already
-        self.mounted_bytes = 0  # of blobs that the registry had in the other repository
 
     async def push(self, blob: Descriptor, fill: Fill, sent: Sent) -> None:
         """Push a blob. Raises: DigestMismatch if `fill` returns other bytes; StorageError."""
         if await self._client.ask(lambda call: self._is_there(blob, call)):
-            self.present_bytes += blob.size
             sent(blob.size)
             return
         session = await self._client.ask(lambda call: self._begin(blob, call, is_mount=bool(self._mount_from)))
         if session is None:
-            self.mounted_bytes += blob.size
             sent(blob.size)
             return
         if blob.size <= WHOLE_BYTES:

@@ -31,7 +31,6 @@ class LineBuffer:
 
 
 def encode(message: object) -> bytes:
-    """Return a message as one line."""
     import json
 
     return json.dumps(message).encode("ascii") + b"\n"

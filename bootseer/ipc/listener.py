@@ -51,16 +51,12 @@ class Listener:
 
     def close(self) -> None:
         self._selector.unregister(self._socket.fileno())
-        self.close_inherited()
+        self._socket.close()
+        self._close_spare()
         try:
             os.unlink(self.address)
         except OSError:
             pass  # it was removed already
-
-    def close_inherited(self) -> None:
-        """Close it in a forked child: it is the parent's."""
-        self._socket.close()
-        self._close_spare()
 
     def _turn_away(self) -> None:
         """Close a connection for which no descriptor is left, so that it does not wake the loop for ever."""

@@ -51,7 +51,7 @@ def wait_killed(pid: int, limit_s: float | None = None) -> int | None:
             return os.waitstatus_to_exitcode(status)
         most_s = limit_s
         if most_s is None:
-            most_s = IN_KERNEL_S if _waits_in_kernel(pid) else SLOW_S
+            most_s = IN_KERNEL_S if waits_in_kernel(pid) else SLOW_S
         if time.monotonic() - began_s > most_s:
             _left.add(pid)
             return None
@@ -107,6 +107,7 @@ def run_limited(
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def _waits_in_kernel(pid: int) -> bool:
+def waits_in_kernel(pid: int) -> bool:
+    """Return whether no signal reaches a process (state D)."""
     process = read_process(pid)
     return process is not None and process.state == "D"

@@ -42,7 +42,6 @@ class Handshake:
         return _mac(key, _SERVER, *self._said).hex()
 
     def is_server(self, key: bytes, proof: str) -> bool:
-        """Return whether the server has the key."""
         return hmac.compare_digest(self.server_proof(key).encode(), proof.encode())
 
     def session(self, key: bytes) -> Session:

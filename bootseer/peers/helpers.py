@@ -92,7 +92,6 @@ class PeerSet:
             self.health.acquit(peer)
 
     def close(self) -> None:
-        """Close the connections."""
         for peer in self._peers.values():
             peer.close()
 

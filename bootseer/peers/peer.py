@@ -45,8 +45,6 @@ class _NotReadyError(Exception):
 
 
 class ReadResult(NamedTuple):
-    """The result of a read."""
-
     have: int  # bytes
     ending: ReadOutcome
     lived: bool  # it sent a sign of life
@@ -152,8 +150,6 @@ class Peer:
 
 
 class _Read:
-    """A read in flight."""
-
     def __init__(
         self, name: ObjectName, start: int, view: memoryview, began_s: float, late_s: Callable[[], float]
     ) -> None:
@@ -172,8 +168,6 @@ class _Read:
 
 
 class _Link:
-    """A connection."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._waiting = bytearray()

@@ -73,8 +73,6 @@ class RangeRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The head of an answer."""
-
     status: int
     headers: Mapping[str, str]  # names in lower case
 
@@ -118,7 +116,6 @@ def etag_of(name: ObjectName) -> str:
 
 
 def range_of(start: int, end: int) -> str:
-    """Return the value of Range."""
     return f"bytes={start}-{end - 1}"
 
 

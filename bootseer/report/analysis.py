@@ -39,8 +39,6 @@ class LostTime(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """The analysis of one attempt."""
-
     start: Start
     pieces: dict[RankStart, list[Piece]]
     waited_s: dict[RankStart, float]  # waiting for the last rank, in scripts: inferred
@@ -62,8 +60,6 @@ class Analysis(NamedTuple):
 
 
 class Job(NamedTuple):
-    """All attempts of a job."""
-
     run_id: str
     attempts: dict[int, Analysis]
     notes: list[str]
@@ -102,7 +98,6 @@ def _missing(events: Iterable[Event]) -> list[str]:
 
 
 def analyse(start: Start) -> Analysis:
-    """Analyse one attempt."""
     maker = Pieces()
     whole = {rank: maker.of_rank(rank) for rank in start.ranks}
     arrivals = Arrivals(start, whole)

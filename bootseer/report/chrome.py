@@ -19,7 +19,6 @@ MAX_ATTR_CHARS = 200
 
 
 def trace_json(found: Analysis) -> bytes:
-    """Return the trace as JSON."""
     start = found.start
     record = {
         "traceEvents": list(_events(found)),

@@ -22,7 +22,6 @@ _BAR, _GAP, _BETWEEN = 14, 3, 16  # heights
 
 
 def make_comparison_page(found: Comparison) -> bytes:
-    """Return the page as UTF-8."""
     before, after = _named(found.before), _named(found.after)
     title = _text(f"{before} and {after}")
     body = Template(asset("compare_page.html")).substitute(

@@ -82,7 +82,6 @@ def find_event_dirs(top: str) -> list[str]:
 
 
 def is_event_file(name: str) -> bool:
-    """Return whether a file is an event file, by its name."""
     return name.endswith(_END) and (name == RUN_EVENTS_NAME or name.startswith(("agent-", "rank-")))
 
 

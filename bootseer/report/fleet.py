@@ -203,7 +203,6 @@ def is_counted(rank: RankStart, found: Analysis) -> bool:
 
 
 def fleet_text(fleet: Fleet) -> str:
-    """Return the summary as text."""
     lines = [f"{counted(fleet.jobs, 'job')}: {_share(fleet.share)} of their accelerators' time spent on starts"]
     lines.append(f"lost {hours(fleet.lost_s)} of {hours(fleet.total_s)}")
     if fleet.unknown_s:

@@ -93,7 +93,6 @@ def is_check(event: Event) -> bool:
 
 
 def is_broken_rule(event: Event) -> bool:
-    """Return whether an event reports a broken rule."""
     return event.name == BROKEN and event.error is not None
 
 

@@ -32,7 +32,6 @@ _HAS_STEP, _IS_SLOW, _HAS_FAILED = 1, 2, 4
 
 
 def make_page(found: Analysis, report: Report) -> bytes:
-    """Return the page as UTF-8."""
     title = f"Start of {report.run_id or 'a job'}"
     if len(report.attempts) > 1 or report.attempt:
         title += f", attempt {report.attempt}"

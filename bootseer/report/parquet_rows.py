@@ -48,7 +48,6 @@ class ParquetRows:
         self.rows = 0
 
     def add(self, job: Job, source: str) -> None:
-        """Add all rows of a job."""
         rows = [row for number in sorted(job.attempts) for row in rows_of(job.attempts[number], source)]
         columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
         if columns:
@@ -71,7 +70,6 @@ class ParquetRows:
 
 
 def rows_of(found: Analysis, source: str) -> Iterator[Row]:
-    """Yield the rows of one attempt."""
     start = found.start
     head = (start.run_id, source, start.attempt, start.wall_ns // 1000, len(start.ranks), len(start.nodes))
     for node in start.nodes:

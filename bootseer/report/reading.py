@@ -91,7 +91,6 @@ class EventReader:
         self._bad_lines = 0
 
     def read(self, file: str) -> None:
-        """Add the events of one file."""
         if self._is_full():
             return
         name = one_line(os.path.basename(file))

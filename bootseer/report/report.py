@@ -167,7 +167,6 @@ class Report(Record):
 
 
 def make_report(job: Job, attempt: int) -> Report:
-    """Return the record of one attempt of a job."""
     found = job.attempts[attempt]
     start = found.start
     facts, ways = gather(start)
@@ -293,7 +292,6 @@ def make_notes(found: Analysis) -> list[str]:
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Return a record as JSON."""
     return msgspec.json.encode(record)
 
 

@@ -300,5 +300,4 @@ def _stage(begin: Event) -> tuple[str, str]:
 
 
 def closed(spans: Iterable[Span]) -> list[Interval]:
-    """Return the times of the closed spans."""
     return [(each.begin_ns, each.end_ns) for each in spans if each.end_ns is not None]

@@ -25,7 +25,6 @@ _LABEL_TEXTS = {
 
 
 def report_text(report: Report) -> str:
-    """Return the whole report."""
     parts = [
         _head(report),
         _section("What is slow", report.slow),

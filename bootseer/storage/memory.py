@@ -30,8 +30,6 @@ class _File(NamedTuple):
 
 
 class _NamedFiles:
-    """All files of one name."""
-
     def __init__(self) -> None:
         self.files: dict[str, _File] = {}
         self.lock = threading.Lock()

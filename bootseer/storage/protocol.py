@@ -1,7 +1,7 @@
 """The interface of stores: files by path, read by range into the caller's memory, published whole or not at all.
 
 There is one implementation for each kind of place: local, memory, HTTP, HDFS, object stores, any fsspec file
-system. All pass `bootseer.testing.store_suite`. `bootseer.storage.engine.ranges` adds parallel ranges, retries,
+system. All pass `tests/testing/store_suite.py`. `bootseer.storage.engine.ranges` adds parallel ranges, retries,
 concurrency and hedging.
 """
 

@@ -474,7 +474,6 @@ def _group(parents: list[int]) -> dict[int, Sequence[int]]:
 
 
 def _group_some(parents: list[int], directories: Collection[int]) -> dict[int, Sequence[int]]:
-    """Do the same for some directories."""
     found: dict[int, list[int]] = {}
     if len(directories) > _FEW:
         for entry in [entry for entry, parent in enumerate(parents) if parent in directories]:

@@ -58,8 +58,6 @@ _TYPES = frozenset({
 
 
 class Block(NamedTuple):
-    """The location of a block."""
-
     digest: bytes  # of the stored bytes: block_codec.block_digest
     pack: int
     offset: int  # in the pack, bytes

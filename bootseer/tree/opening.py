@@ -46,8 +46,6 @@ class OpenedTree(msgspec.Struct, frozen=True):
 
 
 class TrustedHead(NamedTuple):
-    """A trusted head, and the reason for the trust."""
-
     head: Head
     because: str
     data: bytes  # tree.json as stored

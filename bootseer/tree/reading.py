@@ -31,10 +31,10 @@ class BlockSource(Protocol):
 class StoreBlocks:
     """A `BlockSource` over a store whose root is the tree's directory. Uses aio's background loop only."""
 
-    def __init__(self, store: Store, index: Index, *, reader: RangeReader | None = None) -> None:
+    def __init__(self, store: Store, index: Index) -> None:
         self._store = store
         self._index = index
-        self._reader = RangeReader(store) if reader is None else reader
+        self._reader = RangeReader(store)
 
     def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes]]:
         """Read in the order of `numbers`. Damaged blocks are read once more, by another route.

@@ -49,8 +49,6 @@ async def verify_blocks(store: Store, index: Index, progress: Progress) -> Verif
 
 
 class _Checking:
-    """One run."""
-
     def __init__(self, store: Store, index: Index, progress: Progress) -> None:
         self._store, self._index, self._progress = store, index, progress
         self._reader = RangeReader(store)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from bootseer.lazy import loader
 
 if TYPE_CHECKING:
-    from bootseer.trust.dsse import Envelope as Envelope
     from bootseer.trust.dsse import parse as parse
     from bootseer.trust.dsse import seal as seal
     from bootseer.trust.ed25519 import SigningKey as SigningKey
@@ -18,11 +17,8 @@ if TYPE_CHECKING:
     from bootseer.trust.keys import PublicKey as PublicKey
     from bootseer.trust.keys import TrustedKey as TrustedKey
     from bootseer.trust.trust import Trust as Trust
-    from bootseer.trust.trust import TrustedPayload as TrustedPayload
 
 _HOMES = {
-    "TrustedPayload": "trust",
-    "Envelope": "dsse",
     "KeyDirectory": "key_folder",
     "PublicKey": "keys",
     "SigningKey": "ed25519",

@@ -25,7 +25,6 @@ class SigningKey:
 
     @classmethod
     def make(cls, *, name: str = "") -> SigningKey:
-        """Make a new key."""
         try:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         except ModuleNotFoundError as error:

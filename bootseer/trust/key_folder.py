@@ -30,8 +30,6 @@ MIN_KEYID = 4  # characters of a keyid that are enough to name a key
 
 
 class TrustedKeys(NamedTuple):
-    """The trusted keys."""
-
     keys: tuple[TrustedKey, ...]
     ignored: tuple[str, ...]  # why files that resemble keys are ignored
 
@@ -45,7 +43,6 @@ class KeyDirectory:
 
     @classmethod
     def find(cls, environ: Mapping[str, str] | None = None) -> KeyDirectory:
-        """Return the directory from the environment."""
         environ = os.environ if environ is None else environ
         if path := environ.get(VARIABLE):
             return cls(path)

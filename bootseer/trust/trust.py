@@ -6,17 +6,19 @@ envelope of the same name is trusted too: to require one version, pin its digest
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from bootseer.errors import Untrusted
+from bootseer.errors import ConfigError, Untrusted
 from bootseer.storage import Store
 from bootseer.storage.small_files import read_small, url_of
 from bootseer.trust.dsse import MAX_ENVELOPE_BYTES, Envelope, Signature, parse
 from bootseer.trust.ed25519 import SigningKey, verify
-from bootseer.trust.key_folder import KeyDirectory
+from bootseer.trust.key_folder import MAX_FILE_BYTES, KeyDirectory
 from bootseer.trust.keys import TrustedKey
+from bootseer.trust.owned_files import NotOwnedError, read_owned
 from bootseer.trust.owners import why_not_trusted_owner
 
 _KEYID = re.compile(r"[0-9a-f]{64}")
@@ -25,8 +27,6 @@ ADD = "if you know whose it is: `bootseer keys trust FILE.pub`"
 
 
 class TrustedPayload(NamedTuple):
-    """A payload, and the reason for the trust."""
-
     payload: bytes
     because: str  # "signed by ada (1f2e...)", "in a place of this user's own"
 
@@ -116,3 +116,25 @@ class Trust:
 def _shown(signature: Signature) -> str:
     """Return a keyid for messages; it is untrusted."""
     return signature.keyid[:16] if _KEYID.fullmatch(signature.keyid) else "unknown"
+
+
+class Signing(NamedTuple):
+    """The user's choice."""
+
+    key_path: str = ""  # of a private key; "": this user's own, if there is one
+    is_unsigned: bool = False
+
+    def key(self, trust: Trust) -> SigningKey | None:
+        """Return the key. Raises: ConfigError for an unusable one."""
+        if self.is_unsigned:
+            return None
+        if not self.key_path:
+            return trust.signing_key()
+        path = os.path.abspath(self.key_path)
+        try:
+            data, _ = read_owned(path, max_bytes=MAX_FILE_BYTES, is_secret=True)
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}: there is no such key; `bootseer keys make` makes one") from error
+        except NotOwnedError as error:
+            raise ConfigError(f"the private key is not used: {error}") from error
+        return SigningKey.from_pem(data, path)

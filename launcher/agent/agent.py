@@ -267,12 +267,12 @@ class Agent:
         if self._link is not None:
             self._link.rejoin(self.port)
 
-    def on_lost(self, reason: str, status: int = 1) -> None:
+    def on_lost(self, reason: str) -> None:
         """Stop: the coordinator is lost or was never reached."""
         if self._state in (State.ENDING, State.ENDED):
             return
         self._node.complain(reason)
-        self._stop_then_end(128 + self._signum if self._signum else status)
+        self._stop_then_end(128 + self._signum if self._signum else 1)
 
     def on_unusable(self, why: str) -> None:
         """Leave the job: no rank can run on this node."""
@@ -335,7 +335,6 @@ class Agent:
         )
 
     def send_samples(self, message: messages.RankSamples | messages.NodeStacks) -> None:
-        """Send the coordinator samples or stacks of the ranks."""
         if self._state is State.RUNNING:
             self._send(message)
 

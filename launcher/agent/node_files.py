@@ -62,7 +62,6 @@ class RunDirectories:
         return "" if self.run == logs.NO_LOG_DIR else self.run
 
     def own(self) -> list[str]:
-        """Return the directories of the run."""
         return [directory for directory in (self.logs, self.events) if directory]
 
     def written(self) -> list[str]:
@@ -132,7 +131,6 @@ class NodeEvents:
             writer.instant(_stage("caches"), span.name, mono_ns=span.ended_ns, error=span.error or None, **attrs)
 
     def preload(self, span: PreloadSpan) -> None:
-        """Write the span of a preload."""
         writer = self._of(self.attempt if span.is_part_of_start else None)
         if writer is None:
             return
@@ -336,7 +334,6 @@ class AttemptRecords:
         self._early_exits.clear()
 
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
-        """Record the end of a rank."""
         if self._record is not None:
             self._record.note_exit(rank, exited.status, exited.time_ns)
         elif self._directories.events:

@@ -30,8 +30,6 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class Reported(NamedTuple):
-    """A reported hang."""
-
     attempt: int
     line: str
     at_s: float  # of the loop's time

@@ -78,7 +78,8 @@ class NodeSteps:
             "BOOTSEER_RANK_PIDS": ",".join(f"{rank.rank}:{rank.pid}" for rank in alive),
         }
         command = self._spec.steps.post_mortem if self._spec.steps is not None else ""
-        self._run(POST_MORTEM, command, order.attempt, order.limit_s, variables, partial(self._examined, order))
+        then = partial(self._examined, order)
+        self._when_free(partial(self._run, POST_MORTEM, command, order.attempt, order.limit_s, variables, then))
 
     @property
     def doing(self) -> str:
@@ -106,7 +107,8 @@ class NodeSteps:
             command = options.replay if options is not None else ""
             variables["BOOTSEER_HOSTS"] = self._name_hosts(order)
             variables["BOOTSEER_GROUP_SIZE"] = str(group_size(len(order.hosts)))
-        self._run(order.step, command, order.attempt, order.limit_s, variables, partial(self._mended, order))
+        then = partial(self._mended, order)
+        self._when_free(partial(self._run, order.step, command, order.attempt, order.limit_s, variables, then))
 
     def close(self) -> None:
         self._next = None
@@ -132,17 +134,6 @@ class NodeSteps:
     # ---- commands --------------------------------------------------------------------------------------------
 
     def _run(
-        self,
-        step: str,
-        command: str,
-        attempt: int,
-        limit_s: float,
-        variables: dict[str, str],
-        then: Callable[[str, float, CommandResult | None], object],
-    ) -> None:
-        self._when_free(partial(self._run_now, step, command, attempt, limit_s, variables, then))
-
-    def _run_now(
         self,
         step: str,
         command: str,

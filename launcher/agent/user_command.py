@@ -29,8 +29,6 @@ SUPERVISOR = os.path.join(os.path.dirname(bootseer.__file__), "env", "service", 
 
 
 class CommandResult(NamedTuple):
-    """The result of a command."""
-
     status: int | None  # exit status, or minus the signal's number; None if it was stopped
     is_late: bool
     seconds: float
@@ -43,7 +41,6 @@ class CommandResult(NamedTuple):
         return self.status == 0
 
     def describe(self, limit_s: float) -> str:
-        """Describe the result in one line."""
         if self.is_well:
             return f"it succeeded after {self.seconds:.1f} s"
         if self.is_late:
@@ -62,8 +59,6 @@ class CommandResult(NamedTuple):
 
 
 class UserCommand:
-    """A running command."""
-
     def __init__(
         self,
         loop: EventLoop,

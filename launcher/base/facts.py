@@ -26,8 +26,6 @@ class RankFacts(NamedTuple):
 
 
 class HangKind(Enum):
-    """The kind of a hang."""
-
     FROZEN = "frozen"  # a process is stopped: SIGSTOP, or a debugger
     ALL_IDLE = "all-idle"  # no rank makes steps or works
     ONE_APART = "one-apart"  # no steps; some ranks do something else than the rest
@@ -40,8 +38,6 @@ class HangKind(Enum):
 
 
 class Hang(NamedTuple):
-    """A hang of the job."""
-
     kind: HangKind
     since_s: float  # the last progress of any rank
     ranks: tuple[int, ...]  # that are apart from the rest; () if none is

@@ -58,7 +58,6 @@ class ServiceProcess:
         self._lines.ask(do, **fields)
 
     def close(self) -> None:
-        """End the process."""
         self._is_closed = True
         if not self._lines.is_open:
             return

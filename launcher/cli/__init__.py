@@ -1,1 +1,1 @@
-"""Command lines: bootrun's flags, the groups of `bootseer`, completion and man pages."""
+"""Command lines: bootrun's flags, the groups of `bootseer`, and completion."""

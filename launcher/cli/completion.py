@@ -1,7 +1,7 @@
-"""Shell completions and man pages, generated from the parsers: `bootseer completion`, `make man`.
+"""Shell completions, generated from the parsers: `bootseer completion`.
 
-Both are text: a completion does not start Python at each key press. The library's commands use typer, bootrun's
-use argparse. This module presents all of them as argparse parsers, which shtab and argparse-manpage read.
+They are text: a completion does not start Python at each key press. The library's commands use typer, bootrun's
+use argparse. This module presents all of them as argparse parsers, which shtab reads (and `scripts/man.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import sys
 from typing import Any
 
-from bootseer.errors import UsageError
-from launcher.cli.groups import EXAMPLES, GROUPS
+from launcher.cli.commands import EXAMPLES, GROUPS
 from launcher.cli.parser import complete, get_args_parser
 from launcher.status.command import make_parser as status_parser
 from launcher.warm.options import make_parser
@@ -128,58 +126,3 @@ def _add_parameter(parser: argparse.ArgumentParser, parameter: Any) -> None:
         else:
             metavar = parameter.metavar or (parameter.name or "").upper()
             parser.add_argument(*names, dest=parameter.name, choices=choices, metavar=metavar, help=text)
-
-
-# Where distributions search for completions, relative to share/.
-COMPLETIONS = {
-    "bash": "bash-completion/completions/{}",
-    "zsh": "zsh/site-functions/_{}",
-    "fish": "fish/vendor_completions.d/{}.fish",
-}
-
-
-def write_shared(directory: str) -> list[str]:
-    """Write man pages and completions in the layout of an installation's share/. Returns: their paths.
-
-    Raises: UsageError without argparse-manpage or shtab.
-    """
-    found = write_pages(os.path.join(directory, "man", "man1"))
-    for name, parser in parsers().items():
-        for shell, place in COMPLETIONS.items():
-            path = os.path.join(directory, place.format(name))
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            try:
-                text = complete(parser, shell)
-            except ModuleNotFoundError:
-                raise UsageError("shtab is missing: pip install 'bootseer[completion]'") from None
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
-            found.append(path)
-    return found
-
-
-def write_pages(directory: str) -> list[str]:
-    """Write bootrun.1 and bootseer.1. Returns: their paths. Raises: UsageError without argparse-manpage."""
-    try:
-        from argparse_manpage.manpage import Manpage  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        raise UsageError("argparse-manpage is missing: pip install argparse-manpage") from None
-    os.makedirs(directory, exist_ok=True)
-    found = []
-    for name, parser in parsers().items():
-        path = os.path.join(directory, f"{name}.1")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(without_date(str(Manpage(parser))))
-        found.append(path)
-    return found
-
-
-def without_date(page: str) -> str:
-    """Return the page without its date, so that it changes only with the program."""
-    first, newline, rest = page.partition("\n")
-    return re.sub(r'"\d{4}\\?-\d\d\\?-\d\d"', '""', first) + newline + rest
-
-
-if __name__ == "__main__":
-    for each in write_shared(sys.argv[1] if len(sys.argv) > 1 else "share"):
-        print(each)

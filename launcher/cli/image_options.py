@@ -18,8 +18,6 @@ PYTHONS = ("python3", "python")  # names to search for on the image's PATH
 
 
 class ImageOptions(NamedTuple):
-    """The image of a job."""
-
     url: str
     name: str  # of the tree, "" for the URL's
     writable: str  # tmpfs, none or an absolute path

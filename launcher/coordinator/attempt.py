@@ -165,7 +165,6 @@ class Attempt:
         return "; lost: " + "; ".join(lost) if lost else ""
 
     def describe_end(self) -> str:
-        """Return why it has ended."""
         return self.end_reason or "; ".join(filter(None, ["ranks failed", self.failures.mismatch]))
 
 

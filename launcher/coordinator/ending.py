@@ -22,8 +22,6 @@ HURRY_S = 2.0  # maximum grace after a second signal
 
 
 class AttemptEnding:
-    """The end of one attempt."""
-
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._rules, self._nodes, self._outbox = state.rules, state.nodes, state.outbox

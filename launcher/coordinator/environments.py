@@ -21,8 +21,6 @@ MAX_COMPARED = 8  # nodes with different environments
 
 
 class JobEnvironments:
-    """The environments of the nodes of one job."""
-
     def __init__(self, state: JobState) -> None:
         self._rules, self._nodes, self._outbox = state.rules, state.nodes, state.outbox
         self._setup: JobSetup | None = None  # with --setup, from its first message on

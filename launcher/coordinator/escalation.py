@@ -54,7 +54,6 @@ class Decision(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether the job ends."""
         return self.step is Step.GIVE_UP
 
 

@@ -27,8 +27,6 @@ MAX_FAILURES_REPORTED = 64
 
 
 class JobLifecycle:
-    """The phases of one job."""
-
     def __init__(
         self,
         state: JobState,

@@ -98,7 +98,6 @@ class JobMachines:
                 self.recovery.left_out(self._state.attempt.number, MachineFault(host, what, is_grave=True))
 
     def is_network_failure(self) -> bool:
-        """Return whether all first failures are network failures."""
         first = self._state.attempt.failures.first()[:MAX_JUDGED]
         return bool(first) and all(_is_of_network(failure) for failure in first)
 

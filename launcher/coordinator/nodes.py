@@ -11,8 +11,6 @@ from launcher.rendezvous import messages
 
 
 class NodeState(Enum):
-    """The present state of a node."""
-
     WAITING = "waiting"  # in the next world if there is room
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -42,8 +40,6 @@ class SilentNode(NamedTuple):
 
 
 class Node:
-    """One node of a job."""
-
     __slots__ = ("digest", "environment", "join", "place", "port", "state")
 
     def __init__(self, join: messages.Join) -> None:
@@ -101,7 +97,6 @@ class JobNodes:
         return node
 
     def set_state(self, node: Node, state: NodeState) -> None:
-        """Change the state of a node."""
         self.counts[node.state] -= 1
         self.counts[state] += 1
         node.state = state
@@ -122,7 +117,6 @@ class JobNodes:
         return max(0, join.node_rank) if self._is_static else join.node_rank
 
     def count_reachable(self) -> int:
-        """Count the nodes that are not silent."""
         return len(self.by_number) - len(self.silent)
 
     def count_able(self, without: int = -1) -> int:
@@ -136,7 +130,6 @@ class JobNodes:
         return len(self.by_number) - self.counts[NodeState.WAITING]
 
     def hosts(self) -> dict[int, str]:
-        """Return the hosts of all nodes, by node."""
         return {number: node.join.host for number, node in self.by_number.items()}
 
     def placed(self) -> dict[int, Node]:

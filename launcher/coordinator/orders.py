@@ -48,6 +48,5 @@ class Outbox:
         self._orders.append(Listen(on))
 
     def take(self) -> list[Order]:
-        """Return the orders, once."""
         orders, self._orders = self._orders, []
         return orders

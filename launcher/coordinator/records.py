@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class JobRecords:
-    """The failure records of one job."""
-
     def __init__(self, run_id: str, nodes: JobNodes, outbox: Outbox, tuning: LauncherTuning | None = None) -> None:
         self._run_id = run_id
         self._tuning = tuning

@@ -20,8 +20,6 @@ STAGES = {Step.CHECKS: "checks_s", Step.ROLLBACK: "rollback_s", Step.REPLAY: "re
 
 
 class JobActions(NamedTuple):
-    """Functions of the job."""
-
     hosts: Callable[[], dict[int, str]]  # of all nodes, by node number
     at_work: Callable[[], list[int]]  # nodes of the last attempt, in the order of ranks
     send: Callable[[int, FromCoordinator], object]

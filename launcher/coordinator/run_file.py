@@ -65,7 +65,6 @@ class RunFile:
         self._is_torn = False  # the last line was cut off by a full disk
 
     def write(self, node: NodeEvents, batch: EventBatch, received_ns: int) -> None:
-        """Append the events of a batch."""
         error_ns = batch.error_ns
         if batch.job_ns - error_ns > received_ns + _SLACK_NS:
             error_ns = 2**62  # a time in the future: the node's clock offset is unknown
@@ -99,7 +98,6 @@ class RunFile:
         self.dropped_by_left_nodes += node.dropped
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

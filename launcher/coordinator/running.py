@@ -51,7 +51,6 @@ class RunningRanks:
         self._alike = None
 
     def node_succeeded(self, number: int) -> None:
-        """Note that all ranks of a node have succeeded."""
         if self._hangs is not None:
             self._hangs.node_ended(number)
         if self._output is not None:
@@ -111,7 +110,6 @@ class RunningRanks:
         return self._hangs is not None and self._hangs.last is not None
 
     def node_sampled(self, number: int, facts: tuple[RankFacts, ...], now_s: float) -> Iterator[AttemptEnd]:
-        """Handle a node's sample of its ranks."""
         if self._hangs is None:
             from launcher.monitor.hang.settings import HangSettings
             from launcher.monitor.watch import HangWatch

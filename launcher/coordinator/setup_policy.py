@@ -46,8 +46,6 @@ class NodePhase(Enum):
 
 
 class NodeOrder(NamedTuple):
-    """An order for a node."""
-
     node: int
     order: SetupOrder
 

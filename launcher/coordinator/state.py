@@ -51,8 +51,6 @@ class JobRules(NamedTuple):
 
 
 class Phase(Enum):
-    """The phase of a job."""
-
     GATHERING = "gathering"
     RUNNING = "running"
     EXAMINING = "examining"  # the attempt has failed, its ranks are stopped (SIGSTOP) for the post-mortem command
@@ -65,8 +63,6 @@ OF_ATTEMPT = (Phase.RUNNING, Phase.EXAMINING, Phase.STOPPING)  # its ranks exist
 
 
 class JobState:
-    """The shared state of one job."""
-
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
         self.phase = Phase.GATHERING

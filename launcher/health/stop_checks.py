@@ -22,8 +22,6 @@ WAY_OUT = "run `bootseer check` there"
 
 
 class StopChecks:
-    """One run of the checks."""
-
     def __init__(
         self,
         loop: EventLoop,

@@ -138,7 +138,6 @@ class StackRounds:
         self._seen: dict[int, int] = {}
 
     def take(self, stacks: Mapping[int, RankStacks]) -> None:
-        """Add the stacks of one round."""
         self.count += 1
         places: dict[tuple[tuple[str, str], ...], list[int]] = {}
         for rank, each in stacks.items():

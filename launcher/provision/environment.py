@@ -204,7 +204,6 @@ class NodeSetup:
             self._start(is_plain=False)
 
     def carry_out(self, order: SetupOrder) -> None:
-        """Carry out an order of the coordinator."""
         if order.do == "wait":
             self._has_waited = True
             self._events.said(f"{order.text}: waiting for it")
@@ -494,7 +493,6 @@ class ImageLoss:
         self._is_lost = False
 
     def on_lost(self) -> None:
-        """Note that the image was lost."""
         self._is_lost = True
         if self._alarm.is_set:
             self._alarm.cancel()
@@ -604,7 +602,6 @@ class SetupService:
 
     @property
     def has_image(self) -> bool:
-        """Whether the image is open."""
         return self._image is not None
 
     def set_image(self, image: RankProgram | None) -> None:

@@ -25,8 +25,6 @@ class LostNode(NamedTuple):
 
 
 class OrderedFailures(NamedTuple):
-    """The failures of a job, in order."""
-
     failures: tuple[Failure, ...]
     unsure: tuple[int, ...]  # ranks of which any may be the first; () if the first is known
     nodes: tuple[str, ...]  # lost nodes that may have failed first, before all ranks if `unsure` is empty

@@ -24,8 +24,6 @@ from launcher.rendezvous.messages import Failure, MountFault
 
 
 class FailureClass(Enum):
-    """The origin of a failure."""
-
     USER = "user"  # the training code, or its arguments
     RESOURCE = "resource"  # memory, disk space, descriptors, threads
     PLATFORM = "platform"  # disks, mounts, storage services
@@ -38,8 +36,6 @@ class FailureClass(Enum):
 
 
 class Classification(NamedTuple):
-    """The classification of a failure."""
-
     kind: FailureClass
     why: str  # for users, a few words
     is_sure: bool

@@ -36,8 +36,6 @@ class RankState(Enum):
 
 
 class Rank:
-    """One rank of this node."""
-
     __slots__ = (
         *("cpu_s", "events_file", "is_forked", "local_rank", "logs", "page", "pid", "rank", "started_ns", "state"),
     )

@@ -49,7 +49,6 @@ class NextPort:
         self._held = hold_any(self._range)
 
     def drop(self) -> None:
-        """Release the port."""
         if self._held is not None:
             self._held.close()
             self._held = None

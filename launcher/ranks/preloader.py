@@ -45,8 +45,6 @@ class State(Enum):
 
 
 class PreloadSpan(NamedTuple):
-    """One preload, for the events."""
-
     began_ns: int
     ended_ns: int
     modules: int  # number of modules in the process
@@ -178,7 +176,6 @@ class Preloader:
         self.move(program)
 
     def _make_plan(self, environ: Mapping[str, str], program: RankProgram) -> None:
-        """Make the plan, once."""
         if self._has_plan:
             return
         self._has_plan = True

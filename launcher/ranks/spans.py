@@ -84,7 +84,6 @@ class AttemptRecord:
             writer.end(Stage.SPAWN, "spawn", span, mono_ns=max(rank.started_ns for rank in started))
 
     def note_exit(self, rank: Rank, status: int, time_ns: int) -> None:
-        """Record that a rank has ended."""
         self._writer.instant(None, RANK_EXITED, rank=rank.rank, mono_ns=time_ns, status=status, cpu_s=rank.cpu_s)
 
     def stop(self) -> None:
@@ -188,7 +187,6 @@ class StartWatch:
         return len(self._waiting) < waited
 
     def stop(self) -> None:
-        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -21,9 +21,7 @@ def state_of(rank: Rank, stopped_by_us: bool) -> str:
     return "TERMINATED" if stopped_by_us else "FAILED"
 
 
-def rank_event(
-    spec: LaunchSpec, host: str, world: World, rank: Rank, state: str, status: int | None, error: str = ""
-) -> str:
+def rank_event(spec: LaunchSpec, host: str, world: World, rank: Rank, state: str, status: int | None) -> str:
     """Return the event of a rank's change of state."""
     local_rank = rank.local_rank
     details = {
@@ -35,13 +33,13 @@ def rank_event(
         "exit_code": [status],
         "worker_pid": [rank.pid],
     }
-    return _event(spec, host, world, state, "WORKER", details, rank.rank, str(rank.pid), error or None, None)
+    return _event(spec, host, world, state, "WORKER", details, rank.rank, str(rank.pid), None)
 
 
 def agent_event(spec: LaunchSpec, host: str, world: World, state: str, duration_ms: float | None = None) -> str:
     """Return the event of a change of state of the whole node."""
     details = {"group_world_size": world.group_world_size, "entry_point": _entry_point(spec)}
-    return _event(spec, host, world, state, "AGENT", details, None, None, None, duration_ms)
+    return _event(spec, host, world, state, "AGENT", details, None, None, duration_ms)
 
 
 def _entry_point(spec: LaunchSpec) -> str:
@@ -58,7 +56,6 @@ def _event(
     details: dict[str, Any],
     rank: int | None,
     worker_id: str | None,
-    error: str | None,
     duration_ms: float | None,
 ) -> str:
     metadata = {
@@ -71,7 +68,7 @@ def _event(
         "state": state,
         "total_run_time": 0,
         "rdzv_backend": spec.backend,
-        "raw_error": error,
+        "raw_error": None,
         "metadata": json.dumps(details),
         "agent_restarts": world.restart_count,
         "duration_ms": duration_ms,

@@ -13,8 +13,6 @@ PATIENCE = 4
 
 
 class CoordinatorSilence:
-    """The silence of one coordinator."""
-
     def __init__(
         self, place: str, max_silence_s: float, join_timeout_s: float, say: Callable[[str], object]
     ) -> None:

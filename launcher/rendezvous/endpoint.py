@@ -129,7 +129,6 @@ def _try_listen(addresses: Sequence[Address], port: int, otherwise: Sequence[Add
 
 
 def owns(address: Address) -> bool:
-    """Return whether this is an address of this node."""
     try:
         with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.bind(address.sockaddr(0))

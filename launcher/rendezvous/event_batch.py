@@ -60,7 +60,6 @@ class DropCounts:
         self.rate = self.long = self.unread = self.torn = 0
 
     def told(self) -> EventsDropped:
-        """Return the counts for the coordinator."""
         return EventsDropped(self.rate, self.long, self.unread, self.torn)
 
 
@@ -82,7 +81,6 @@ class EventRateLimits:
         return self._lines.left(now_s) > 0
 
     def select_lines(self, lines: Sequence[bytes], now_s: float) -> list[bytes]:
-        """Return the lines to send."""
         kept = []
         lines_bytes = beats_bytes = 0
         heartbeats_left = self._heartbeats.left(now_s)

@@ -44,14 +44,13 @@ class JobHost:
         self,
         loop: EventLoop,
         job: Job,
-        on_listen: Callable[[bool], object] | None = None,
         resolve: Resolve | None = None,
         events: Events | None = None,
         spoiled: Spoiled | None = None,
     ) -> None:
         self._loop = loop
         self.job = job
-        self.on_listen = on_listen
+        self.on_listen: Callable[[bool], object] | None = None
         self.on_finish: Callable[[messages.Finish], object] | None = None
         self._resolve = resolve
         self._spoiled = spoiled

@@ -22,8 +22,6 @@ _HOST_SIGNS = "_.:%-"  # beside letters and digits
 
 
 class RendezvousPlace(NamedTuple):
-    """The place and the participants of a rendezvous."""
-
     backend: str  # static | c10d
     min_nodes: int
     max_nodes: int

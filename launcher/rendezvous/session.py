@@ -42,7 +42,6 @@ class MessageSession:
             self._unheard.append(message)
 
     def receives(self, message: Message) -> None:
-        """Record a received message."""
         self.received += not isinstance(message, UNCOUNTED)
 
     def heard(self, count: int) -> None:

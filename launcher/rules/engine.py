@@ -27,8 +27,6 @@ MIN_JUMP_VALUES = 8  # with fewer there is no usual value
 
 
 class RuleFinding(NamedTuple):
-    """A rule was broken."""
-
     rule: Rule
     rank: int  # clocks.ANY_RANK: no rank in particular
     why: str  # for users, one line

@@ -29,8 +29,6 @@ def seen_every_s(rule: Rule, nodes: int) -> float:
 
 
 class JobRuleFinding(NamedTuple):
-    """A broken rule."""
-
     rule: str
     kind: str  # a class of failure, "" for none
     action: str
@@ -39,7 +37,6 @@ class JobRuleFinding(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line for users."""
         kind = f" ({self.kind})" if self.kind else ""
         who = f"rank {self.rank}: " if self.rank >= 0 else ""
         if who and self.kind == NUMERIC:

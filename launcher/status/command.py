@@ -27,7 +27,6 @@ exit status: 0; 1 if no such job runs; 2 for a wrong command line
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of this command."""
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Show the running jobs of this user on this node: ranks, steps, restarts, what they wait for.",

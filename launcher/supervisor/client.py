@@ -55,8 +55,6 @@ class SupervisorEvents(NamedTuple):
 
 
 class SupervisorClient:
-    """The connection to the supervisor."""
-
     def __init__(self, loop: EventLoop, pipes: Pipes) -> None:
         self._loop = loop
         self._pipes = pipes
@@ -82,7 +80,6 @@ class SupervisorClient:
         self._ask("handled", list(map(int, signals)))
 
     def spawn(self, rank: SpawnRequest) -> None:
-        """Start a rank."""
         self._ask("spawn", *rank)
 
     def preload(

@@ -21,8 +21,6 @@ MAX_TEXT_CHARS = 300
 
 
 class Helper(NamedTuple):
-    """A running helper."""
-
     number: int
     pid: int
     fd: int  # of its answer

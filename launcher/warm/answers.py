@@ -38,8 +38,6 @@ class WillHold(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The worker has failed."""
-
     why: str
 
 
@@ -85,7 +83,6 @@ class Turn:
         self.said = 0  # lines
 
     def note(self, answer: Answer | None, now_s: float) -> None:
-        """Note an answer that has arrived."""
         match answer:
             case Progress(stage, done, _) if done > self._done.get(stage, -1):
                 self._done[stage] = done
@@ -105,7 +102,6 @@ class Turn:
 
     @property
     def why(self) -> str:
-        """Why it is over."""
         if self._end_s <= self._quiet_s:
             return f"its worker process was ended after {TURN_S / 3600:g} h; the next round continues"
         return f"its worker process has made no progress for {SILENCE_S:g} s"

@@ -83,7 +83,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Options, arg
 
 
 def is_named(script: str) -> bool:
-    """Return whether a script is named."""
     return script != _NO_SCRIPT
 
 

@@ -35,7 +35,6 @@ class Warmed(NamedTuple):
 
 
 def line(warmed: Warmed) -> str:
-    """Return the line for users."""
     if warmed.how == FAILED:
         return f"{warmed.stage}: not warmed: {warmed.text}"
     if warmed.how == NOTHING:
@@ -49,7 +48,6 @@ def line(warmed: Warmed) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return an error in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'this node'}: {error.strerror.lower()}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -61,7 +59,6 @@ def exit_status(found: Sequence[Warmed]) -> int:
 
 
 def to_record(warmed: Warmed) -> dict[str, Any]:
-    """Return a record for JSON."""
     return warmed._asdict()
 
 

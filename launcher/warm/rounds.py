@@ -12,8 +12,6 @@ AGAIN_S = 60.0  # after a failure, or `every_s` if that is less
 
 
 class FileState(NamedTuple):
-    """The state of one job file."""
-
     stamp: tuple[int, ...] | None  # of the file that was handled; None: never
     due_s: float  # when it is due, on the clock of `choose`
     ended_s: float = 0.0  # since the epoch

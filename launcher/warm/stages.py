@@ -55,8 +55,6 @@ Progress = Callable[[str, int, int], object]  # stage, bytes done, total bytes
 
 
 class WarmLimits(NamedTuple):
-    """Limits of warming."""
-
     max_bytes: int | None = None  # to fetch in a stage
     max_bytes_per_s: float | None = None
     hold_s: float = 0.0  # how long a checkpoint is held; 0: none is loaded

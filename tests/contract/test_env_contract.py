@@ -19,7 +19,6 @@ from bootseer.env.store.store import EnvStore, PublishedSnapshot
 from bootseer.errors import NotFound
 from bootseer.storage import Store, open_store
 from bootseer.storage.below import SubdirectoryStore
-from bootseer.testing.store_suite import MakeStore, StoreSuite
 from tests.contract import servers
 from tests.env_parts import (
     ADA,
@@ -32,6 +31,7 @@ from tests.env_parts import (
     put_raw,
     write_environment,
 )
+from tests.testing.store_suite import MakeStore, StoreSuite
 
 BEAT_S = 0.15
 KEY, DOCUMENT = document()

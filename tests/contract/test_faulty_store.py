@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from bootseer.storage import open_store
-from bootseer.testing.faulty_store import FaultyStore
-from bootseer.testing.store_suite import MakeStore, StoreSuite
+from tests.testing.faulty_store import FaultyStore
+from tests.testing.store_suite import MakeStore, StoreSuite
 
 numbers = itertools.count()
 

@@ -12,7 +12,7 @@ from bootseer.storage import Store
 from bootseer.storage.oci.manifest import MANIFEST, TREE, TREE_INDEX, TREE_PACK, Descriptor, Manifest
 from bootseer.storage.oci.store import OciStore
 from bootseer.storage.protocol import Stat
-from bootseer.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, pattern, read, runs
+from tests.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, pattern, read, runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
 
 REPOSITORY = "team/app"

@@ -9,9 +9,9 @@ import pytest
 
 from bootseer.errors import NotFound, SourceChanged
 from bootseer.storage import SecondHand, Store
-from bootseer.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, pattern, read, runs
 from tests.contract import servers
 from tests.peer_nodes import PeerNodes
+from tests.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, pattern, read, runs
 
 
 class TestPeerStore(ReadingSuite, ReadOnlySuite):

@@ -1,4 +1,4 @@
-"""All stores pass one suite: bootseer.testing.store_suite. HDFS has its own file, with a cluster."""
+"""All stores pass one suite: tests.testing.store_suite. HDFS has its own file, with a cluster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from bootseer.storage import Store, open_store
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, StoreSuite
 from tests.contract import servers
+from tests.testing.store_suite import MakeStore, ReadingSuite, ReadOnlySuite, StoreSuite
 
 numbers = itertools.count()
 

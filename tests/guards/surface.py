@@ -255,7 +255,7 @@ def _parse_sources() -> Iterator[tuple[str, ast.Module]]:
     for package in PACKAGES:
         for directory, _, names in os.walk(os.path.join(ROOT, package)):
             for name in sorted(names):
-                if name.endswith(".py") and "testing" not in directory:
+                if name.endswith(".py"):
                     path = os.path.join(directory, name)
                     with open(path, encoding="utf-8") as file:
                         yield path, ast.parse(file.read(), path)
@@ -265,7 +265,7 @@ def _all_structs() -> list[type[msgspec.Struct]]:
     for package in PACKAGES:
         module = importlib.import_module(package)
         for found in pkgutil.walk_packages(module.__path__, package + "."):
-            if not found.name.endswith(NOT_IMPORTED) and ".testing" not in found.name:
+            if not found.name.endswith(NOT_IMPORTED):
                 try:
                     importlib.import_module(found.name)
                 except ImportError:

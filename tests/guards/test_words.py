@@ -33,8 +33,6 @@ FROZEN = {
     ("bootseer/mounts/tree_daemon/ending.py", "minder"),
     ("bootseer/mounts/tree_daemon/prefetch_worker.py", "bringer"),  # the process's name in ps
     ("launcher/provision/checkpoint.py", "keeper"),  # an address
-    ("bootseer/testing/registry.py", "somebody"),  # a user's name
-    ("bootseer/testing/registry_tokens.py", "somebody"),
 }
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bootseer.testing.minihdfs import MiniHdfs
 from tests.integration import hdfs_cluster
+from tests.testing.minihdfs import MiniHdfs
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from bootseer.errors import BootseerError, NotFound
 from bootseer.storage.engine.ranges import RangeReader, RangeRequest
 from bootseer.storage.hdfs.store import HdfsStore
 from bootseer.storage.hdfs.webhdfs_client import WebHdfsClient
-from bootseer.testing import minihdfs
 from tests.leaks import LeakCheck
 from tests.support import wait_until
+from tests.testing import minihdfs
 
 T = TypeVar("T")
 

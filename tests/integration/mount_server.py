@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 
 from bootseer.errors import DigestMismatch, Unavailable
-from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
+from bootseer.mounts.fuse.mounting import Options, mount
+from bootseer.mounts.fuse.protocol import MountedFile, MountedFiles, SavedFile
 
 
 @functools.lru_cache(16)

@@ -16,11 +16,11 @@ import pytest
 from bootseer import aio
 from bootseer.linux import mount as kernel
 from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, list_trees, mount_tree, probe_mount
-from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Index
 from tests.support import Program, Programs, clean_environ, is_running, lacking, wait_until
+from tests.testing.faulty_http import FaultyHttpServer
 
 READER = os.path.join(os.path.dirname(__file__), "tree_reader.py")
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(READER)))

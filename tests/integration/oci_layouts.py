@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bootseer.testing.registry import RegistryServer
+from tests.testing.registry import RegistryServer
 
 SKOPEO = shutil.which("skopeo")
 OCI = "application/vnd.oci.image"

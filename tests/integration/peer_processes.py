@@ -12,11 +12,11 @@ from pathlib import Path
 from bootseer.own_module import command_of
 from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
 from bootseer.peers.membership import read_peers
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.support import find_free_port
+from tests.testing.faulty_http import FaultyHttpServer
 
 SECRET = "a secret of this test"
-HONEST, LIAR = ("bootseer.peers.serve",), ("bootseer.testing.faulty_peer", "lies")
+HONEST, LIAR = ("bootseer.peers.serve",), ("tests.testing.faulty_peer", "lies")
 
 
 @contextmanager

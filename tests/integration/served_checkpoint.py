@@ -9,7 +9,7 @@ from bootseer import aio
 from bootseer.checkpoint.io.inputs import MemoryInput
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer
+from tests.testing.faulty_http import FaultyHttpServer
 
 
 class ServedCheckpoint:

@@ -17,17 +17,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, Cache, open_cache
+from bootseer.blocks.cache import Cache, open_cache
+from bootseer.blocks.fetch import BlockFetcher
 from bootseer.cache_folder import Limit
 from bootseer.storage import open_store
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.support import Program, Programs, lacking, python, wait_until
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.blocks.trees import Tree, assert_right, make_tree, open_root
 
 # Reads all blocks in an order of its own and checks each; a line when it begins and one of figures at the end.
 READER = """
 import asyncio, hashlib, json, os, random, sys, time
-from bootseer.blocks import BlockFetcher, open_cache
+from bootseer.blocks.cache import open_cache
+from bootseer.blocks.fetch import BlockFetcher
 from bootseer.storage import open_store
 from bootseer.tree import index as tree_index
 

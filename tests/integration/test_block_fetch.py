@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, BlockSource, Prefetcher
-from bootseer.blocks.device import open_device
+from bootseer.blocks.device import BlockSource, open_device
+from bootseer.blocks.fetch import BlockFetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
 from bootseer.storage import open_store
 from bootseer.storage.engine.ranges import TRIES
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 
 TREE = make_tree(48)

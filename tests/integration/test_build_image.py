@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.testing.trees import FileFacts, MemoryPacks, listing, make_tree, snapshot, write_layout, write_tree
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.builder.from_layers import LayersSource
 from bootseer.tree.builder.oci_layout import LayoutImage
 from tests.support import lacking
+from tests.testing.trees import FileFacts, MemoryPacks, listing, make_tree, snapshot, write_layout, write_tree
 
 pytestmark = pytest.mark.system
 TIME = 1_700_000_000

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bootseer.peers import Origin
-from bootseer.testing.faulty_http import HttpFault, HttpKind
 from tests import support
 from tests.integration.keeper_driver import Start, services
 from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
 from tests.integration.served_checkpoint import ServedCheckpoint
 from tests.integration.test_load_checkpoint import loaded, reads
+from tests.testing.faulty_http import HttpFault, HttpKind
 
 SIZE = 48 << 20  # enough for a load to wait until its nodes know of each other
 NODES = 3

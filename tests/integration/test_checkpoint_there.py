@@ -15,9 +15,9 @@ from bootseer.checkpoint.io.inputs import MemoryInput
 from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.checkpoint.writing.writer import write_version
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.mounting import need_fuse
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.checkpoint.sources import SmallGeometry
 
 UNIT_BYTES = 1 << 20

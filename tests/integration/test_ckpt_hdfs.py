@@ -18,10 +18,10 @@ from bootseer.checkpoint.versions.verify import verify
 from bootseer.checkpoint.versions.version_input import inputs_of
 from bootseer.checkpoint.writing.writer import Geometry, write_plain, write_version
 from bootseer.storage.hdfs.store import HdfsStore
-from bootseer.testing.minihdfs import MiniHdfs
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
+from tests.testing.minihdfs import MiniHdfs
 
 pytestmark = pytest.mark.slow
 

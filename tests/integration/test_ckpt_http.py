@@ -16,7 +16,7 @@ from bootseer import aio
 from bootseer.checkpoint import BootseerReader, load_file, load_pt, safe_open
 from bootseer.checkpoint.fs import StripeFileSystem
 from bootseer.errors import BootseerError, DigestMismatch, NotFound, SourceChanged
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.checkpoint.sources import stripe
 from tests.unit.bootseer.checkpoint.test_pt import saved
 from tests.unit.bootseer.checkpoint.test_safetensors import same, shards, state

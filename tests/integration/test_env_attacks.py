@@ -23,7 +23,6 @@ from bootseer.env.store.lease import BuilderLease, Lease
 from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.errors import IntegrityError, Untrusted
 from bootseer.storage import open_store
-from bootseer.testing.faulty_store import FaultyStore
 from bootseer.tree import compression
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, Index, digest_of
 from tests import made_trees as made
@@ -40,6 +39,7 @@ from tests.env_parts import (
     put_raw,
     write_environment,
 )
+from tests.testing.faulty_store import FaultyStore
 
 KEY, DOCUMENT = document()
 OTHER_KEY, _ = document("b")

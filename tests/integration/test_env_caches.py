@@ -21,8 +21,8 @@ from bootseer.env.compile_cache.document import PAYLOAD_TYPE, decode, name_of
 from bootseer.env.compile_cache.store import CacheStore
 from bootseer.errors import StorageTimeout, Unavailable
 from bootseer.storage import Store, open_store
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, parse, seal
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 ADA, EVE = SigningKey.make(name="ada"), SigningKey.make(name="eve")

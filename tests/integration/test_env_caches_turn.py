@@ -16,8 +16,8 @@ from bootseer import aio
 from bootseer.env.compile_cache.caches import Captured
 from bootseer.env.store.lease import BuilderLease, Lease, LeaseHolder
 from bootseer.storage import open_store
-from bootseer.testing.faulty_store import FaultyStore
 from tests.integration.test_env_caches import KEY, Node
+from tests.testing.faulty_store import FaultyStore
 
 NODES, FILES, FILE_BYTES = 6, 8, 40_000
 

@@ -21,12 +21,12 @@ import pytest
 
 from bootseer import aio
 from bootseer.env.compile_cache.caches import FirstStepCaches
-from bootseer.testing.trees import FileFacts, snapshot
 from bootseer.trust import Trust
 from tests.contract import servers
 from tests.integration.captured_envs import environ_of, make_venv
 from tests.made_wheels import make_wheel
 from tests.support import BOOTRUN, lacking, processes, wait_until
+from tests.testing.trees import FileFacts, snapshot
 
 BOOTSEER = os.path.join(os.path.dirname(sys.executable), "bootseer")
 KEY = "ab" * 32

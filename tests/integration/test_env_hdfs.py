@@ -15,10 +15,10 @@ from bootseer.env.store.lease import BuilderLease, Lease, LeaseHolder, WaitResul
 from bootseer.env.store.store import EnvStore
 from bootseer.storage import Store
 from bootseer.storage.hdfs.store import HdfsStore
-from bootseer.testing.minihdfs import MiniHdfs
 from tests.env_parts import ADA, ADAS, build_into, document, make_snapshot, write_environment
 from tests.integration import hdfs_cluster
 from tests.leaks import LeakCheck
+from tests.testing.minihdfs import MiniHdfs
 
 pytestmark = pytest.mark.slow
 KEY, DOCUMENT = document()

@@ -29,7 +29,6 @@ from bootseer.env.restore.staging import PREFIX, claim
 from bootseer.env.restore.sync import sync_targets
 from bootseer.env.restore.unpack_helpers import WORTH_FILES
 from bootseer.errors import StorageError, StorageTimeout
-from bootseer.testing.trees import FileFacts
 from tests.integration.test_env_restore import (
     IS_ROOT,
     KEY,
@@ -48,6 +47,7 @@ from tests.integration.test_env_restore import (
     write,
 )
 from tests.support import Programs, lacking, python, wait_until
+from tests.testing.trees import FileFacts
 
 
 @pytest.fixture(autouse=True)

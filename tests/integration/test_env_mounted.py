@@ -35,7 +35,7 @@ from tests.integration.test_env_restore import (
 from tests.support import clean_environ, wait_until
 
 pytestmark = pytest.mark.system
-LOOK = "import json, sys; from bootseer.testing.trees import snapshot; print(repr(snapshot(sys.argv[1])))"
+LOOK = "import json, sys; from tests.testing.trees import snapshot; print(repr(snapshot(sys.argv[1])))"
 TOP = Path(__file__).parents[2]
 
 
@@ -124,7 +124,7 @@ def test_ranks_see_the_environment_and_the_node_does_not(tmp_path: Path, job: Jo
 
 
 def _seen() -> dict[str, object]:
-    from bootseer.testing.trees import FileFacts
+    from tests.testing.trees import FileFacts
 
     return {"FileFacts": FileFacts}
 

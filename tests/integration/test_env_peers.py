@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bench import netns
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.integration.peer_processes import SECRET, held_until_met
 from tests.integration.test_setup_nodes import Nodes, two_hosts
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 __all__ = ["two_hosts"]  # a fixture
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]

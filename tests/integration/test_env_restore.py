@@ -30,7 +30,6 @@ from bootseer.env.restore.sync import sync_targets
 from bootseer.env.store.env_tree import OpenEnvTree, StoredTree
 from bootseer.env.store.snapshot import Snapshot
 from bootseer.errors import BootseerError, ConfigError, DigestMismatch, StorageError, StorageTimeout
-from bootseer.testing.trees import FileFacts, MemoryPacks, snapshot
 from bootseer.tree import compression
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
@@ -39,6 +38,7 @@ from bootseer.tree.index import digest_of as index_digest
 from tests.campaign import IS_FULL
 from tests.integration.test_materialise_user import USER, User
 from tests.support import Programs, lacking, python, wait_until
+from tests.testing.trees import FileFacts, MemoryPacks, snapshot
 
 TOP = Path(__file__).parents[2]
 IS_ROOT = os.geteuid() == 0

@@ -15,7 +15,6 @@ from bootseer.env.store.lease import LeaseUnavailable
 from bootseer.env.store.store import EnvStore, PublishedSnapshot
 from bootseer.errors import IntegrityError, SourceChanged, StorageError, Unavailable, Untrusted
 from bootseer.storage import Store, open_store
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.tree.opening import open_tree
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey
 from tests.contract import servers
@@ -30,6 +29,7 @@ from tests.env_parts import (
     publish,
     write_environment,
 )
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 KEY, DOCUMENT = document()
 

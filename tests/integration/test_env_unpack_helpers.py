@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import open_cache
+from bootseer.blocks.cache import open_cache
 from bootseer.env.restore import unpack as restore_unpack
 from bootseer.env.restore import unpack_helpers, unpack_processes
 from bootseer.env.restore.in_place import is_there
@@ -27,7 +27,6 @@ from bootseer.env.restore.unpack_processes import UnpackProcess
 from bootseer.env.service.mount import end_spares
 from bootseer.errors import DigestMismatch, StorageError
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.trees import Tree, make_tree, write_tree
 from bootseer.tree.reading import StoreBlocks
 from bootseer.tree.unpack import portions as materialise_portions
 from tests.integration.test_env_restore import (
@@ -46,6 +45,7 @@ from tests.integration.test_env_restore import (
     write,
 )
 from tests.support import Programs, find_process, is_running, python, wait_until
+from tests.testing.trees import Tree, make_tree, write_tree
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 DATA = os.urandom(300_000)
 NAME = "a b/c.bin"

@@ -23,12 +23,12 @@ from bootseer.errors import (
 )
 from bootseer.storage import Store, open_store
 from bootseer.storage.hdfs.store import HdfsStore
-from bootseer.testing import store_suite
-from bootseer.testing.minihdfs import MiniHdfs
-from bootseer.testing.store_suite import MakeStore, ReadingSuite, StoreSuite, pattern, runs
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
+from tests.testing import store_suite
+from tests.testing.minihdfs import MiniHdfs
+from tests.testing.store_suite import MakeStore, ReadingSuite, StoreSuite, pattern, runs
 
 MIB = 1 << 20
 DATA = os.urandom(3 * MIB + 123)

@@ -17,10 +17,10 @@ import pytest
 
 from bootseer.errors import BootseerError, StorageTimeout, Unavailable
 from bootseer.storage.hdfs.store import HdfsStore
-from bootseer.testing.minihdfs import DataNode, MiniHdfs
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
+from tests.testing.minihdfs import DataNode, MiniHdfs
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.mounts.tree_daemon import io_priority as hot_first
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.integration.keeper_driver import Start, services, wait_until
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 DATA = random.Random(3).randbytes(48 << 20)  # three units, each of two pieces
 LOOK_S = 0.3  # several looks of the keeper

@@ -36,8 +36,6 @@ from bootseer.mounts.tree_daemon.probe import probe_mount
 from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE as TRACE_TYPE
 from bootseer.mounts.unpacked.tree import unpack_tree
 from bootseer.storage import Entry
-from bootseer.testing.registry import RegistryServer, why_not
-from bootseer.testing.trees import FileFacts, snapshot, write_layout
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.head import HEAD_NAME
@@ -49,6 +47,8 @@ from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import make_files, need_mounts
 from tests.integration.oci_layouts import skopeo
 from tests.support import clean_environ, is_running, lacking, needs_program, wait_until
+from tests.testing.registry import RegistryServer, why_not
+from tests.testing.trees import FileFacts, snapshot, write_layout
 
 BOOTSEER = os.path.join(os.path.dirname(sys.executable), "bootseer")
 MIB = 1 << 20

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import Cache
+from bootseer.blocks.cache import Cache
 from bootseer.errors import ConfigError
 from bootseer.events import read_events
 from bootseer.ipc.client import Client
 from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, mount_tree, unmount_tree
 from bootseer.mounts.unpacked.tree import unpack_tree
 from bootseer.peers import Origin
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.tree.index import PACKS
 from tests import support
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import Built, need_mounts
 from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 pytestmark = pytest.mark.system
 

@@ -25,8 +25,6 @@ from typing import Any
 
 import pytest
 
-from bootseer.testing.registry import RegistryServer, why_not
-from bootseer.testing.trees import write_layout
 from tests import support_trees
 from tests.campaign import IS_FULL
 from tests.integration.flat_stack import need_tool
@@ -35,6 +33,8 @@ from tests.integration.oci_layouts import SKOPEO, skopeo
 from tests.integration.test_image_commands import Commands, know
 from tests.support import lacking
 from tests.support_trees import Walked, differences, sums, walk
+from tests.testing.registry import RegistryServer, why_not
+from tests.testing.trees import write_layout
 
 pytestmark = [
     pytest.mark.system,

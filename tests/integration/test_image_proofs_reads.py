@@ -29,7 +29,6 @@ from bootseer.linux import mount as kernel
 from bootseer.mounts.sandbox.overlay import mount_overlay
 from bootseer.mounts.tree_daemon.ending import list_trees
 from bootseer.mounts.tree_daemon.mount import TreeOptions, mount_tree
-from bootseer.testing.trees import make_tree, write_tree
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES
 from bootseer.tree.opening import OpenedTree
 from bootseer.tree.reading import StoreBlocks
@@ -40,6 +39,7 @@ from tests.integration.mounted_trees import Built, Trees, trees
 from tests.integration.test_image_commands import BOOTSEER
 from tests.support import is_running, wait_until
 from tests.support_trees import differences, walk
+from tests.testing.trees import make_tree, write_tree
 
 pytestmark = [
     pytest.mark.system,

@@ -25,8 +25,6 @@ from typing import Any, Protocol
 
 import pytest
 
-from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.testing.registry import make_certificates
 from tests import support_trees
 from tests.campaign import IS_FULL
 from tests.contract import servers
@@ -36,6 +34,8 @@ from tests.integration.test_image_commands import Commands
 from tests.integration.test_materialise_user import USER, User
 from tests.support import lacking, needs_program, wait_until
 from tests.support_trees import differences, walk
+from tests.testing.faulty_http import FaultyHttpServer
+from tests.testing.registry import make_certificates
 
 pytestmark = [
     pytest.mark.system,

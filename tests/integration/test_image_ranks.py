@@ -24,7 +24,6 @@ from bootseer.events import read_events
 from bootseer.mounts.sandbox import enter
 from bootseer.mounts.tree_daemon.mount import unmount_tree
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.tree.builder.building import Progress, SourceContents, build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.builder.packing import Packer
@@ -36,6 +35,7 @@ from tests.integration.image_roots import find_interpreter, make_root
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.mounting import need_fuse
 from tests.integration.watched_ranks import SeenRank, collect, find_ranks
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 pytestmark = [
     pytest.mark.system,

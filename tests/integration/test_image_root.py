@@ -26,12 +26,12 @@ from bootseer.mounts.sandbox.root import RootSpec
 from bootseer.mounts.sandbox.run import run_in_image
 from bootseer.mounts.sandbox.source import ImageSource
 from bootseer.mounts.tree_daemon.mount import mount_tree, unmount_tree
-from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from tests import support
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import need_mounts
+from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = [
     pytest.mark.system,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
-from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from tests import support
@@ -22,6 +21,7 @@ from tests.integration.image_roots import PREFIX, add_pip, make_root
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.setup_jobs import agent_events, services_end, setup_span
 from tests.made_wheels import make_wheel
+from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = [
     pytest.mark.system,

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.image_roots import make_root
 from tests.integration.job_cgroup import group, try_remove
 from tests.integration.mounted_trees import Built, need_mounts
 from tests.support import BOOTRUN, Program, Programs, is_running, wait_until
+from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = pytest.mark.system
 __all__ = ["group"]  # a fixture

@@ -10,11 +10,11 @@ import pytest
 
 from bootseer.mounts.sandbox.source import MountedSource
 from bootseer.mounts.tree_daemon.mount import mount_tree, unmount_tree
-from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.tree.builder.building import SourceContents, build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Config
 from tests.integration.mounted_trees import make_files, need_mounts
+from tests.testing.faulty_http import FaultyHttpServer
 
 ENV = ["PATH=/of/image", "KEPT=yes"]
 

@@ -16,20 +16,19 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import Cache, open_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, workload_key
 from bootseer.errors import IntegrityError, StorageTimeout
 from bootseer.mounts.unpacked import locks as unpacked_locks
 from bootseer.mounts.unpacked.locks import HEARTBEAT_TIMEOUT_S, open_lock
 from bootseer.mounts.unpacked.places import is_used, list_unpacked, remove_unpacked, size_when_unpacked
 from bootseer.mounts.unpacked.tree import UnpackedTree, unpack_tree
-from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.testing.trees import snapshot
 from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.index import BLOCK_BYTES
 from tests.integration.mounted_trees import Built, make_files
 from tests.support import lacking, wait_until
+from tests.testing.faulty_http import FaultyHttpServer
+from tests.testing.trees import snapshot
 
 MIB = 1 << 20
 WORKLOAD = workload_key("python3", "train.py")

@@ -16,9 +16,9 @@ from bootseer.checkpoint.io.inputs import MemoryInput
 from bootseer.checkpoint.versions.striped import resolve
 from bootseer.checkpoint.writing.writer import write_version
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.mounting import need_fuse
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.unit.bootseer.checkpoint.made_files import pt_file
 
 # Trains with plain torch.save and torch.load: step folders, as savers make them. Rank 1 dies at step 25.

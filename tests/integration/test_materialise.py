@@ -27,8 +27,6 @@ from bootseer import aio
 from bootseer.errors import ConfigError, DigestMismatch, IntegrityError, StorageError, Truncated, Unavailable
 from bootseer.storage.local.store import LocalStore
 from bootseer.storage.memory import MemoryStore
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
-from bootseer.testing.trees import FileFacts, MemoryPacks, make_tree, snapshot, write_tree
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import BLOCK_BYTES, Index
@@ -36,6 +34,8 @@ from bootseer.tree.reading import StoreBlocks
 from bootseer.tree.unpack.tree import TEMPORARY, Materialised, materialise
 from tests import support
 from tests.support import lacking, wait_until
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
+from tests.testing.trees import FileFacts, MemoryPacks, make_tree, snapshot, write_tree
 
 MIB = 1 << 20
 IS_ROOT = os.geteuid() == 0

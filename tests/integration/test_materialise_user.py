@@ -19,14 +19,14 @@ import pytest
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace
 from bootseer.blocks.trace import encode as encode_trace
 from bootseer.image.commands.traces import hot_files
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from bootseer.testing.trees import snapshot
 from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, Index, decode
 from bootseer.tree.unpack.plan import files_of, plan
 from bootseer.trust import KeyDirectory, seal
 from tests.integration.image_roots import make_root
 from tests.integration.test_image_commands import Commands
 from tests.support import Program, Programs, Run, lacking, needs_program, wait_until
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.trees import snapshot
 
 pytestmark = [
     pytest.mark.system,

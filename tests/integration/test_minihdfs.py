@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.testing import minihdfs_net
 from tests import support
 from tests.integration import hdfs_cluster
+from tests.testing import minihdfs_net
 
 pytestmark = pytest.mark.slow
 
 SENT_BYTES = 8 << 20
+TOP = str(Path(__file__).parents[2])
 CLIENT = """
 import os, sys
 from bootseer.storage.engine.cancelling import CancelHandle
@@ -28,7 +29,7 @@ client.write("/file", data, CancelHandle(), node="", replication=1, block_bytes=
 """
 STARTER = """
 import sys
-from bootseer.testing.minihdfs import MiniHdfs
+from tests.testing.minihdfs import MiniHdfs
 with MiniHdfs(sys.argv[1], datanodes=1, replication=1) as hdfs:
     print("ready", flush=True)
     sys.stdin.read()
@@ -64,7 +65,9 @@ def test_servers_end_with_the_program_that_started_them(
     hdfs_cluster.start(tmp_path / "unused")  # skips where there is no Java
     read_end, write_end = os.pipe()
     try:
-        starter = program.start(sys.executable, "-c", STARTER, tmp_path / "hdfs", stdin=read_end)
+        starter = program.start(
+            sys.executable, "-c", STARTER, tmp_path / "hdfs", env={"PYTHONPATH": TOP}, stdin=read_end
+        )
         wait_until(lambda: "ready" in starter.stdout or not support.is_running(starter.pid), 60.0)
         servers = [process.pid for process in support.descendants(starter.pid)]
         assert len(servers) == 2, starter.stderr

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, Prefetcher
+from bootseer.blocks.fetch import BlockFetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import DigestMismatch, IntegrityError, NotFound, StorageError
 from bootseer.peers import PeerStore, health, write_peers
 from bootseer.peers.auth import origin_id
@@ -26,12 +27,12 @@ from bootseer.peers.spans import SPAN_BYTES, ObjectName, cut, owners
 from bootseer.peers.store import SpanChecksums
 from bootseer.storage import RangeReader, RangeRequest
 from bootseer.storage.below import SubdirectoryStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from bootseer.testing.faulty_peer import PeerFault
 from bootseer.tree.reading import StoreBlocks
 from tests import support
 from tests.peer_nodes import PeerNode, PeerNodes
 from tests.support import tune
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_peer import PeerFault
 from tests.unit.bootseer.blocks.trees import assert_right, make_tree, open_root
 
 MIB = 1 << 20

@@ -23,9 +23,9 @@ from bootseer.peers import wire, write_peers
 from bootseer.peers.auth import Handshake, Session
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
 from bootseer.peers.spool import Spool
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests import support
 from tests.peer_nodes import KEY, PeerNode, PeerNodes
+from tests.testing.faulty_http import FaultyHttpServer
 
 DATA = random.Random(0).randbytes(5 << 20)
 TIMEOUT_S = 10.0

@@ -19,7 +19,6 @@ from bootseer.checkpoint.service.arena_client import connect
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.mounts.faults import path_beside, read_faults
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.keeper_driver import (
     ServiceProcess,
     Start,
@@ -29,6 +28,7 @@ from tests.integration.keeper_driver import (
     wait_until,
 )
 from tests.integration.mounting import need_fuse
+from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = pytest.mark.system
 

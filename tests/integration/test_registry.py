@@ -27,18 +27,14 @@ from bootseer.errors import (
     StorageError,
     Unavailable,
 )
-from bootseer.image import Registry, parse_reference, pull_tree, push_trace, push_tree, uploads
-from bootseer.image.artifacts import read_tree
+from bootseer.image import uploads
+from bootseer.image.artifacts import pull_tree, push_trace, push_tree, read_tree
+from bootseer.image.registry import Registry
 from bootseer.storage import RangeReader, RangeRequest, Store, open_store
 from bootseer.storage.memory import forget
 from bootseer.storage.oci.manifest import EMPTY, MANIFEST, TREE, Descriptor, Manifest, digest_of
-from bootseer.storage.oci.reference import Reference
+from bootseer.storage.oci.reference import Reference, parse_reference
 from bootseer.storage.oci.stream import BlobStream
-from bootseer.testing.faulty_http import FaultyHttpServer
-from bootseer.testing.registry import RegistryServer, make_certificates, why_not, write_auth_file
-from bootseer.testing.registry_front import FrontFault, FrontKind, RegistryFront
-from bootseer.testing.registry_tokens import TokenServer
-from bootseer.testing.store_suite import pattern, runs
 from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_layers import LayersSource
@@ -48,6 +44,11 @@ from bootseer.tree.index import BLOCK_UNITS, UNIT_BYTES
 from bootseer.trust import seal
 from tests.integration.oci_layouts import make_layout, skopeo
 from tests.support import lacking, needs_program, wait_until
+from tests.testing.faulty_http import FaultyHttpServer
+from tests.testing.registry import RegistryServer, make_certificates, why_not, write_auth_file
+from tests.testing.registry_front import FrontFault, FrontKind, RegistryFront
+from tests.testing.registry_tokens import TokenServer
+from tests.testing.store_suite import pattern, runs
 from tests.unit.bootseer.image.trees import SmallTree, make_tree
 
 pytestmark = pytest.mark.system

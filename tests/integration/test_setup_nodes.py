@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from bench import netns
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.integration.setup_jobs import Machine, services_end
 from tests.made_wheels import make_wheel
 from tests.support import BOOTRUN, clean_environ, lacking
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 

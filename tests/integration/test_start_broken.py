@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests import support
 from tests.integration.setup_jobs import agent_events
 from tests.integration.test_image_setup import BOOTSEER, TELL, Job, built, job, root, told
 from tests.support import lacking
+from tests.testing.faulty_http import FaultyHttpServer
 
 __all__ = ["built", "job", "root"]  # fixtures
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]

@@ -17,7 +17,7 @@ from bootseer import aio
 from bootseer.errors import NotFound, SourceChanged, StorageError, StorageTimeout, Truncated, Unavailable
 from bootseer.storage.engine.ranges import RangeReader, RangeRequest
 from bootseer.storage.http.store import HttpStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 KIB = 1024
 PIECE = 64 * KIB

@@ -18,11 +18,11 @@ from bootseer.mounts.tree_daemon.hot import APART_BLOCKS
 from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, mount_tree
 from bootseer.mounts.tree_daemon.prefetch_worker import NAME
 from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE
-from bootseer.testing.faulty_http import HttpFault, HttpKind
 from bootseer.tree.index import BLOCK_BYTES
 from bootseer.trust import KeyDirectory, seal
 from tests.integration.mounted_trees import Built, Trees, trees
 from tests.support import is_running, processes, wait_until
+from tests.testing.faulty_http import HttpFault, HttpKind
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture

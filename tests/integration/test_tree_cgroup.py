@@ -11,10 +11,10 @@ import pytest
 
 from bootseer.mounts.tree_daemon.cgroup import NAME
 from bootseer.mounts.tree_daemon.mount import mount_tree
-from bootseer.testing.trees import snapshot
 from tests.integration.job_cgroup import group, try_remove
 from tests.integration.mounted_trees import TOP, Trees, trees
 from tests.support import is_running, wait_until
+from tests.testing.trees import snapshot
 
 pytestmark = pytest.mark.system
 __all__ = ["group", "trees"]  # fixtures

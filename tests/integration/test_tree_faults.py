@@ -26,10 +26,10 @@ from bootseer.mounts.tree_daemon import ending as tree_ending
 from bootseer.mounts.tree_daemon import mount as tree_mount
 from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, list_trees, mount_tree, unmount_tree
 from bootseer.mounts.tree_daemon.places import TreeDirectory
-from bootseer.testing.faulty_http import HttpFault, HttpKind
 from tests.campaign import IS_FULL
 from tests.integration.mounted_trees import Outcome, Reader, Trees, trees
 from tests.support import is_running, wait_until
+from tests.testing.faulty_http import HttpFault, HttpKind
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture

@@ -35,14 +35,14 @@ from bootseer.mounts.tree_daemon.mount import (
 )
 from bootseer.mounts.tree_daemon.places import TreeDirectory, locate, prepare
 from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE as TRACE_TYPE
-from bootseer.testing.faulty_http import HttpFault, HttpKind
-from bootseer.testing.trees import make_tree, snapshot, write_tree
 from bootseer.tree.head import HEAD_NAME, make_head
 from bootseer.tree.head import PAYLOAD_TYPE as HEAD_TYPE
 from bootseer.tree.head import encode as encode_head
 from bootseer.trust import KeyDirectory, SigningKey, Trust, parse, seal
 from tests.integration.mounted_trees import TOP, Built, Trees, need_mounts, trees
 from tests.support import Program, is_running, wait_until
+from tests.testing.faulty_http import HttpFault, HttpKind
+from tests.testing.trees import make_tree, snapshot, write_tree
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture
@@ -408,32 +408,20 @@ def record(url: str, digest: str, options: TreeOptions) -> MountedTree:
     return tree
 
 
-def test_a_recording_is_published(trees: Trees, store: Path) -> None:
+def test_the_first_recording_of_a_workload_is_shared(trees: Trees, store: Path) -> None:
     key = KeyDirectory.find().make("ada")
-    workload = WORKLOAD
-    options = TreeOptions(idle_s=0, streams=False, publishes=True)
-    tree = record(os.fspath(store), trees.built.digest, options)
-    data = (store / f"traces/{trees.built.digest}/{workload}.json").read_bytes()
-    envelope = parse(data, TRACE_TYPE, "the trace")
+    tree = record(os.fspath(store), trees.built.digest, TreeOptions(idle_s=0, streams=False, shares=True))
+    folder = store / f"traces/{trees.built.digest}"
+    wait_until((folder / f"{WORKLOAD}.json").exists, 10, "the recording of the first node")
+    envelope = parse((folder / f"{WORKLOAD}.json").read_bytes(), TRACE_TYPE, "the trace")
     assert [each.keyid for each in envelope.signatures] == [key.keyid]
     trace = decode_trace(envelope.payload, tree.digest, trees.built.index.block_count, "the trace")
     assert trace.blocks == list(dict.fromkeys(blocks_of(trees.built, "4/file4")))
-    data = (store / f"traces/{trees.built.digest}/any.json").read_bytes()  # for those who cannot list the folder
-    envelope = parse(data, TRACE_TYPE, "the trace")
+    wait_until((folder / "any.json").exists, 10, "the trace for those who cannot list the folder")
+    envelope = parse((folder / "any.json").read_bytes(), TRACE_TYPE, "the trace")
     assert [each.keyid for each in envelope.signatures] == [key.keyid]
     of_all = decode_trace(envelope.payload, tree.digest, trees.built.index.block_count, "the trace")
     assert of_all == structs.replace(trace, workload=ANY_WORKLOAD)
-
-
-SHARING = TreeOptions(idle_s=0, streams=False, shares=True)
-
-
-def test_the_first_recording_of_a_workload_is_shared(trees: Trees, store: Path) -> None:
-    key = KeyDirectory.find().make("ada")
-    record(os.fspath(store), trees.built.digest, SHARING)
-    path = store / f"traces/{trees.built.digest}/{WORKLOAD}.json"
-    wait_until(path.exists, 10, "the recording of the first node")
-    assert [each.keyid for each in parse(path.read_bytes(), TRACE_TYPE, "it").signatures] == [key.keyid]
 
 
 @pytest.mark.parametrize("has_lock", [True, False])

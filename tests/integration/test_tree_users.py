@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.mounted_trees import TOP, Built, make_files, need_mounts
 from tests.support import Program, Programs, is_running, needs_program, wait_until
+from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = [
     pytest.mark.system,

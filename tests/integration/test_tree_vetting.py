@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import open_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, open_cache
 from bootseer.env.restore.mounted import TreeCheck
 from bootseer.errors import BootseerError, IntegrityError
 from bootseer.linux import mount as kernel

@@ -21,11 +21,11 @@ from bootseer.mounts.tree_daemon.waiting import (
     start_spare_daemon,
     take_spare_daemon,
 )
-from bootseer.testing.trees import snapshot
 from bootseer.tree.compression import compress
 from bootseer.tree.index import digest_of
 from tests.integration.mounted_trees import TOP, Trees, trees
 from tests.support import needs_program, wait_until
+from tests.testing.trees import snapshot
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture

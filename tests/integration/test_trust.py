@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from bootseer.testing.minihdfs import MiniHdfs
 from tests.contract import servers
 from tests.integration import hdfs_cluster
 from tests.support import clean_environ, needs_program
+from tests.testing.minihdfs import MiniHdfs
 
 DRIVER = os.path.join(os.path.dirname(__file__), "trust_driver.py")
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -19,12 +19,12 @@ import pytest
 
 from bootseer.mounts.tree_daemon.mount import unmount_tree
 from bootseer.own_module import command_of
-from bootseer.testing.faulty_http import FaultyHttpServer
 from tests import support
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.setup_jobs import Machine, agent_events, services_end, setup_span
 from tests.integration.test_materialise_user import USER, User
 from tests.support import lacking, wait_until
+from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]
 

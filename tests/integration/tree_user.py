@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks import open_cache
+from bootseer.blocks.cache import open_cache
 from bootseer.errors import BootseerError
 from bootseer.ipc.client import Client
 from bootseer.mounts.tree_daemon.mount import TreeOptions, list_trees, mount_tree, unmount_tree

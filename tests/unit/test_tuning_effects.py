@@ -26,8 +26,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.blocks import carrier
-from bootseer.blocks.carrier import FailoverReader
-from bootseer.blocks.sources import StoreSources
+from bootseer.blocks.carrier import FailoverReader, StoreSources
 from bootseer.checkpoint.dcp.writer import BUFFER_PART
 from bootseer.checkpoint.format.manifest import MIN_UNIT_BYTES
 from bootseer.checkpoint.service import resolving

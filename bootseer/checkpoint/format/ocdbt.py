@@ -31,8 +31,6 @@ class FileRange(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The references of a node."""
-
     nodes: list[FileRange]
     values: list[FileRange]
     is_packed: bool = False  # values are compressed with Zstandard, by metadata in the node

@@ -51,8 +51,6 @@ DTYPE_BITS = {
 
 
 class TensorEntry(NamedTuple):
-    """One tensor of a file."""
-
     name: str
     dtype: str  # a key of DTYPE_BITS
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
 """How much memory a node's arena may take, and whether a checkpoint goes through it at all.
 
-Pure functions of the limits of the machine and the cgroups (storage/memory_limits.py reads them). An arena's
+Pure functions of the limits of the machine and the cgroups (bootseer/linux/cgroups.py reads them). An arena's
 memory belongs to memfds: it counts for the cgroup as any other memory does. The size of /dev/shm, 64 MiB in most
 containers, does not bound it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bootseer.errors import UsageError
-from bootseer.linux.memory_limits import Memory
+from bootseer.linux.cgroups import Memory
 
 ARENA = "arena"
 DIRECT = "direct"

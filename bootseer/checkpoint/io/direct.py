@@ -309,7 +309,6 @@ class DirectSource:
 
 
 def plain_file(path: str, size: int, etag: str, stored: str) -> StoredFile:
-    """Return a file that is stored as it is."""
     return StoredFile(path, Layout(size, max(1, size), 1), (stored,), (), etag)
 
 

@@ -96,8 +96,6 @@ class FileInput:
 
 
 class PartInput:
-    """A part of another input."""
-
     def __init__(self, whole: Input, offset: int, size: int) -> None:
         self._whole, self._offset, self.size = whole, offset, size
 

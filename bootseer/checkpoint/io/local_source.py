@@ -19,7 +19,7 @@ from bootseer.checkpoint.io.parallel_read import read_all
 from bootseer.checkpoint.io.populate import populate
 from bootseer.checkpoint.io.source import Request, SourceFile
 from bootseer.errors import NotFound, SourceChanged, StorageError, Truncated
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.linux.page_cache import cached_share, is_remote
 from bootseer.storage.engine.revocable_buffer import address_of
 from bootseer.storage.local.reading import read_range, stat_file, stat_of

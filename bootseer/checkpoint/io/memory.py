@@ -12,7 +12,7 @@ import mmap
 from bootseer.checkpoint.format.read_only_file import ReadOnlyFile
 from bootseer.checkpoint.io.capacity import format_bytes
 from bootseer.errors import CheckpointError
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.storage.engine.revocable_buffer import address_of
 
 HUGE_PAGE_BYTES = 2 << 20

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from bootseer.checkpoint.io.populate import make_pages
 from bootseer.checkpoint.io.source import Request
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 
 READERS = 4  # with chunks of 4 MiB a disk's queue is full
 MAKERS = 2  # at most: more of them would wait for each other in the kernel

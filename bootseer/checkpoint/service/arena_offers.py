@@ -79,12 +79,6 @@ class OfferedVersions:
             self._forget(version)
         self._listener.close()
 
-    def close_inherited(self) -> None:
-        """Close connections in a forked child: they are the service's."""
-        self._listener.close_inherited()
-        for saver in self._savers.values():
-            saver.connection.close()
-
     # ---- savers ----------------------------------------------------------------------------------------------
 
     def _take_saver(self, connection: socket.socket) -> None:

@@ -130,12 +130,6 @@ class ArenaServer:
             self._drop(client)
         self._listener.close()
 
-    def close_inherited(self) -> None:
-        """Close connections in a forked child: they are the service's."""
-        self._listener.close_inherited()
-        for client in self._clients.values():
-            client.connection.close()
-
     # ---- clients ---------------------------------------------------------------------------------------------
 
     def _take_client(self, connection: socket.socket) -> None:

@@ -26,12 +26,10 @@ class AwaitedUnits:
 
     @property
     def planned(self) -> Set[Unit]:
-        """The planned units that are not ready."""
         return self._planned
 
     @property
     def holds_ranks(self) -> bool:
-        """Whether ranks wait for a unit."""
         return self.is_waiting and bool(self._planned)
 
     def begin(self) -> None:

@@ -60,11 +60,6 @@ class Copier:
         if child is not None:
             end_child(child, self._selector)
 
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        if self._child is not None:
-            self._child.lines.close()
-
     def _receive(self) -> None:
         assert self._child is not None
         lines = self._child.lines.receive_ready()

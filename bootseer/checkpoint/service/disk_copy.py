@@ -140,7 +140,6 @@ class DiskCopy:
             raise OSError(f"{above} has no room for {size:,} bytes beside the copies in use")
 
     def remove(self) -> None:
-        """Remove the copy."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:

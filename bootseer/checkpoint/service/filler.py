@@ -25,7 +25,7 @@ from bootseer.crc import crc32c
 from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.ipc.channel import MAX_MESSAGE_BYTES
 from bootseer.ipc.framing import LineBuffer, decode, encode
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.linux.page_cache import is_remote
 from bootseer.mounts.tree_daemon import io_priority as hot_first
 from bootseer.mounts.tree_daemon.places import locate as locate_runtime

@@ -15,8 +15,6 @@ from bootseer.checkpoint.service.process import Child, Fork, end_child
 
 
 class FillerNews(NamedTuple):
-    """Calls for the news of a filler."""
-
     noted: Callable[[list[Unit], str, str], object]  # units are ready, or have failed: why, kind (filler.py)
     moved: Callable[[], object]  # bytes have arrived
     say: Callable[[str], object]
@@ -81,11 +79,6 @@ class FillerProcess:
                 self._news.say(f"warning: the reader of the checkpoint has failed: {news['failed']}")
         if lines is None:
             self._news.ended()
-
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        if self._child is not None:
-            self._child.lines.close()
 
 
 def _to_units(pairs: list[list[int]]) -> list[Unit]:

@@ -97,13 +97,6 @@ class Loader:
         if self._release.is_due():
             self.release(complete=True)
 
-    def close_inherited(self) -> None:
-        """Close connections in a forked child: they are the service's."""
-        self._memory.close_inherited()
-        self._pinner.close_inherited()
-        self._paths.close_inherited()
-        self._release.close_inherited()
-
     def statistics(self) -> dict[str, int]:
         """Return the counts of an answer `statistics`."""
         return self._memory.statistics()

@@ -36,7 +36,7 @@ from bootseer.checkpoint.service.process import Fork
 from bootseer.checkpoint.service.start_options import StartOptions
 from bootseer.checkpoint.versions.pinned import Pinned
 from bootseer.errors import BootseerError
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.storage.engine.extents import Extents
 
 
@@ -78,7 +78,6 @@ class NodeMemory:
         return "" if self._offers is None else self._offers.address
 
     def end(self) -> None:
-        """Release all memory."""
         self.drop()
         if self._offers is not None:
             self._offers.close()
@@ -86,14 +85,6 @@ class NodeMemory:
     def tick(self) -> None:
         if self._server is not None:
             self._server.tick()
-
-    def close_inherited(self) -> None:
-        """Close connections in a forked child: they are the service's."""
-        if self._server is not None:
-            self._server.close_inherited()
-        if self._offers is not None:
-            self._offers.close_inherited()
-        self._filler.close_inherited()
 
     # ---- state -----------------------------------------------------------------------------------------------
 
@@ -154,7 +145,6 @@ class NodeMemory:
         return self.arena is not None and self.arena.state(*unit) == READY
 
     def bytes_of(self, units: Iterable[Unit]) -> int:
-        """Return the bytes of units of the arena."""
         assert self.arena is not None
         return sum(end - start for start, end in (self.arena.extent(*each) for each in units))
 

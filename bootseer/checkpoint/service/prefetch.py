@@ -199,7 +199,6 @@ def _pieces(wanted: Mapping[str, Extents]) -> list[Range]:
 
 
 def _first(ranges: list[Range], room_bytes: int) -> list[Range]:
-    """Return the first ranges that fit."""
     taken = []
     for piece in ranges:
         room_bytes -= piece.end - piece.start

@@ -160,6 +160,17 @@ def fork_child(work: Callable[[socket.socket], None], be_child: Callable[[], obj
     return Child(pid, Channel(ours))
 
 
+def close_inherited(selector: selectors.BaseSelector) -> None:
+    """Close all registered connections in a forked child: they are the parent's.
+
+    Their numbers stay in use, as objects of the parent still name them.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for key in selector.get_map().values():
+        os.dup2(null, key.fd, inheritable=False)
+    os.close(null)
+
+
 def end_child(child: Child, selector: selectors.BaseSelector, *, may_leave: bool = False) -> None:
     """End a child.
 

@@ -28,7 +28,7 @@ from bootseer.checkpoint.service.process import Child, Fork, end_child, make_dir
 from bootseer.checkpoint.versions.striped import pin
 from bootseer.errors import BootseerError, CheckpointError
 from bootseer.ipc.framing import encode
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.linux.page_cache import is_in_memory
 from bootseer.storage.local.store import LocalStore
 
@@ -68,11 +68,6 @@ class RankCopy:
         directory = self._directory
         self._child = self._fork(lambda connection: run_copy(connection, url, version, digest, directory, peers))
         self._selector.register(self._child.lines.fd, selectors.EVENT_READ, self._hear)
-
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        if self._child is not None:
-            self._child.lines.close()
 
     def end(self) -> None:
         """Remove the files, which no rank uses any more."""

@@ -98,11 +98,6 @@ class RankMount:
         if self._lines is not None:
             self._lines.send({"let_go": True})
 
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: the process must see the end of the service's."""
-        if self._lines is not None:
-            self._lines.close()
-
     def end(self) -> int | None:
         """Unmount; open files of ranks fail. Return the process's status, if there was one."""
         self._then = None
@@ -183,7 +178,7 @@ def _serve(connection: socket.socket) -> None:
     try:
         from bootseer.checkpoint.mounting import SourceFiles, default_window_bytes
         from bootseer.checkpoint.opening import Job, open_job
-        from bootseer.mounts import Options, mount
+        from bootseer.mounts.fuse.mounting import Options, mount
 
         threading.Thread(target=serving.listen, daemon=True).start()
         job = Job("", settings["url"], settings["version"], settings["digest"], settings["arena"])

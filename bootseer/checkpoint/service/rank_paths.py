@@ -200,13 +200,6 @@ class RankPathProvider:
         if self._mount is not None:
             self._mount.tick()
 
-    def close_inherited(self) -> None:
-        """Close connections in a forked child: they are the service's."""
-        if self._mount is not None:
-            self._mount.close_inherited()
-        if self._copy is not None:
-            self._copy.close_inherited()
-
     # ---- links -----------------------------------------------------------------------------------------------
 
     def _make_links(self, fds: Mapping[str, int], others: Mapping[str, str]) -> None:

@@ -101,11 +101,6 @@ class Resolver:
         if self._child is not None and time.monotonic() > min(self._limit_s, self._silence_limit_s):
             self._end({"failed": "the version was not found in time"})
 
-    def close_inherited(self) -> None:
-        """Close the connection in a forked child: it is the service's."""
-        if self._child is not None:
-            self._child.lines.close()
-
     def _hear(self) -> None:
         assert self._child is not None
         lines = self._child.lines.receive_ready()

@@ -54,6 +54,7 @@ from bootseer.checkpoint.service.process import (
     Answers,
     Child,
     allow_descriptors,
+    close_inherited,
     fork_child,
     make_directory,
     take_streams,
@@ -169,9 +170,8 @@ class CheckpointService:
 
     def _be_child(self) -> None:
         """Close the service's connections in a child: otherwise ranks and bootrun would not see it end."""
+        close_inherited(self._selector)
         self._launcher.close()
-        self._resolver.close_inherited()
-        self._loader.close_inherited()
 
 
 def main() -> NoReturn:

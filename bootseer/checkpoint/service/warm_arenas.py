@@ -36,7 +36,6 @@ def offer(digest: str, address: str, environ: Mapping[str, str]) -> None:
 
 
 def withdraw(digest: str, address: str, environ: Mapping[str, str]) -> None:
-    """Withdraw an offer."""
     with suppress(BootseerError, OSError):
         if _find(digest, environ) == address:
             os.unlink(os.path.join(locate(environ), DIRECTORY, digest))

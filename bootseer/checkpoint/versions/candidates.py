@@ -48,8 +48,6 @@ class Candidate(NamedTuple):
 
 
 class DirectorySaves(NamedTuple):
-    """The saves in a directory."""
-
     candidates: list[Candidate]  # the preferred one first
     is_own: bool = False  # the directory is a save itself, by files that belong to no candidate
     pointed: str = ""  # the name in a pointer file

@@ -84,8 +84,6 @@ async def inspect_file(path: str, size: int, read: Read) -> tuple[Facts | None, 
 
 
 def reader_of(store: Store, directory: str) -> Read:
-    """Return a reader of a directory in a store."""
-
     async def read(path: str, offset: int, length: int) -> bytes:
         data = bytearray(length)
         await read_range(store, join(directory, path), offset, memoryview(data))

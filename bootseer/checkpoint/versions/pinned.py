@@ -43,8 +43,6 @@ class NoCompleteCheckpoint(CheckpointError):  # noqa: N818  named as the others 
 
 
 class VersionFilter(NamedTuple):
-    """Which versions are acceptable."""
-
     without: Collection[str] = ()  # digests of versions that cannot be loaded
     is_striped: bool = False
     on_damaged: Callable[[IntegrityError], object] | None = None  # called for a damaged manifest that is skipped

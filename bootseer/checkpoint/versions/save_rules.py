@@ -57,8 +57,6 @@ class Save(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """One directory of a save."""
-
     path: str  # "" for the save itself
     files: Sequence[str]
     folders: Collection[str]

@@ -25,8 +25,6 @@ MAX_FAULTS = 1000  # that are listed; all are counted
 
 
 class Fault(NamedTuple):
-    """One fault."""
-
     path: str  # of the file in the checkpoint
     stripe: str  # path in the store
     unit: int  # -1: the whole stripe file
@@ -34,8 +32,6 @@ class Fault(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """The result of a verification."""
-
     files: int
     checked_bytes: int  # with matching checksums
     unsummed_bytes: int  # of plain files, which have no checksums: only their sizes were verified

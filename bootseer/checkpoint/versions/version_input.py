@@ -22,8 +22,6 @@ KEPT_UNITS = 4  # of each file
 
 
 class VersionInput:
-    """One file of a version."""
-
     def __init__(self, source: DirectSource, path: str, layout: Layout, has_sums: bool) -> None:
         self._source = source
         self._path = path

@@ -21,8 +21,6 @@ WAITING = 1  # full units that wait for their stripe's writer
 
 
 class WrittenStream(NamedTuple):
-    """The result of a stream."""
-
     size: int  # bytes
     stripes: list[str]  # names
     stripe_sizes: list[int]  # bytes

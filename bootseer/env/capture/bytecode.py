@@ -43,8 +43,6 @@ class BytecodeFormat(NamedTuple):
 
 
 class CompileJob(NamedTuple):
-    """A file to compile."""
-
     path: bytes  # absolute
     number: int  # NUMBER.pyc in the scratch directory
 

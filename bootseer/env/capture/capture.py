@@ -28,7 +28,7 @@ from bootseer.env.exec_place import HERE, ExecPlace
 from bootseer.env.scratch import scratch
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused
 from bootseer.linux import priority
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.tree.block_codec import Codec
 from bootseer.tree.builder.building import BuiltTree, Progress, build
 from bootseer.tree.builder.packing import Put

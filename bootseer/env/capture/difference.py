@@ -20,10 +20,6 @@ class Difference(NamedTuple):
     deleted: list[bytes]  # of a removed directory only itself
     opaque: list[bytes]  # directories that replace another one, or a file: nothing of that shows through
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.changed or self.deleted)
-
 
 def compare(before: Walk, after: Walk) -> Difference:
     """Compare two walks; see the module's docstring.

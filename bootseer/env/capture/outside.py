@@ -32,8 +32,6 @@ DirectorySamples = dict[
 
 
 class SampledPlace(NamedTuple):
-    """A directory to sample."""
-
     folder: str
     is_deep: bool  # False: only its names, and the content of its *.egg-info
 

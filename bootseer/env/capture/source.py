@@ -35,8 +35,6 @@ class CompiledFile(NamedTuple):
 
 
 class CapturedTarget(NamedTuple):
-    """The captured part of a target."""
-
     folder: str
     after: Walk
     difference: Difference

@@ -75,12 +75,11 @@ def local_key(
     envs: EnvStore | None = None,
     *,
     recovers: bool = False,
-    refused: Say | None = None,
 ) -> LocalKey:
     """Return the key of a start now; for targets that have its environment already, the key before set-up.
 
     Args: say: also gets notes on facts that the key cannot contain. envs: has the lists of set-up reads. recovers:
-    first complete or undo the work of a killed run at the targets. refused: as in `EnvStore.find`.
+    first complete or undo the work of a killed run at the targets.
     Raises: as `make_key` and `recover`; StorageError.
     """
     fresh = make_key(spec, environ)
@@ -101,13 +100,13 @@ def local_key(
         )
         for candidate in candidates:
             if is_current(there, candidate, time.time()):
-                found = None if envs is None else aio.run_sync(envs.find(candidate.key, time.time(), refused))
+                found = None if envs is None else aio.run_sync(envs.find(candidate.key, time.time()))
                 here = LocalKey(candidate, there, found, candidates)
                 break
     if here is None:
         resolved = Resolved(fresh, None)
         if envs is not None:
-            resolved = aio.run_sync(resolve(envs, fresh, fresh.look(environ, say), time.time(), refused))
+            resolved = aio.run_sync(resolve(envs, fresh, fresh.look(environ, say), time.time()))
         here = LocalKey(resolved.keyed, None, resolved.found, list(resolved.candidates))
     for note in here.keyed.notes:
         say(note)

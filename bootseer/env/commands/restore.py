@@ -34,8 +34,6 @@ _VENV = b"pyvenv.cfg"
 
 
 class RestoreResult(NamedTuple):
-    """The result of a restore."""
-
     key: str
     found: FoundSnapshot
     targets: list[str]

@@ -31,16 +31,14 @@ from bootseer.env.spec import SetupSpec
 from bootseer.env.store.lease import BuilderLease, Lease, WaitResult, renewing
 from bootseer.env.store.store import EnvStore, FoundSnapshot, PublishedSnapshot
 from bootseer.errors import BootseerError, EnvError, SetupFailed
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.trust import SigningKey, Trust
-from bootseer.trust.signing import Signing
+from bootseer.trust.trust import Signing
 
 Count = Callable[[int, int], None]  # more bytes and files
 
 
 class SnapshotOptions(NamedTuple):
-    """Options of a snapshot."""
-
     signing: Signing = Signing()
     rebuilds: bool = False  # even if the store has one
     log_path: str = ""  # of the commands' output; "": a new file, which is removed on success
@@ -254,9 +252,9 @@ class _SnapshotBuilder:
         sync_later(keyed.targets, self._environ)
 
 
-def _few(paths: list[str], most: int = 5) -> str:
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
-    return ", ".join(paths[:most]) + more
+def _few(paths: list[str]) -> str:
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return ", ".join(paths[:5]) + more
 
 
 def _new_log() -> str:

@@ -44,8 +44,6 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileSample(NamedTuple):
-    """A file, as sampled."""
-
     size: int
     mtime_ns: int
     ino: int

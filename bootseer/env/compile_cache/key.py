@@ -85,8 +85,6 @@ class CachesDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class KeyedCaches(NamedTuple):
-    """A key and its document."""
-
     document: CachesDocument
     key: str  # 64 hex digits
 

@@ -35,8 +35,6 @@ class Grouping(Enum):
 
 
 class CacheKind(NamedTuple):
-    """A kind of cache."""
-
     name: str  # of its directory
     variable: str = ""  # that sets its path
     also: tuple[tuple[str, str], ...] = ()  # set with it

@@ -39,8 +39,6 @@ class SeedState(NamedTuple):
 
 
 class MergedGeneration(NamedTuple):
-    """The next generation."""
-
     files: list[CachedFile]  # sorted by path
     ours: frozenset[str]  # paths whose bytes come from the node; all others come from the last tree
     added: int  # files that are new or changed

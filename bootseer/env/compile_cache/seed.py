@@ -29,8 +29,6 @@ _MAX_REFUSED = 3  # lines
 
 
 class MissingFile(NamedTuple):
-    """A missing file."""
-
     fact: CachedFile
     place: CachePlace
     path: str  # in the place

@@ -121,7 +121,6 @@ class CompileCacheService:
         )
 
     def _notes(self) -> list[str]:
-        """Return the new notes."""
         assert self._caches is not None
         notes = self._caches.notes[self._reported :]
         self._reported = len(self._caches.notes)

@@ -60,8 +60,6 @@ _DELETES_AT_ONCE = 8
 
 
 class NewestGeneration(NamedTuple):
-    """The newest generation in the store."""
-
     generation: CacheGeneration | None
     because: str  # why it is trusted
     next: int  # the number of the next one

@@ -31,8 +31,6 @@ _DIRECTORY_MODE = stat.S_IFDIR | 0o700
 
 
 class LastTree(NamedTuple):
-    """The tree of the last generation."""
-
     tree: Index
     entries: Mapping[str, int]  # of its files, by path
     blocks: BlockSource

@@ -97,7 +97,6 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
 
 
 def redact_variable(name: str, value: str, values: Iterable[str] = ()) -> str:
-    """Redact the value of a variable for the document."""
     return SECRET if value and is_secret_name(name) else redact_text(value, values)
 
 

@@ -60,8 +60,6 @@ FILE_OPTIONS: dict[str, str] = {
 
 
 class RequestedPackage(NamedTuple):
-    """A requested package."""
-
     name: str  # in PEP 503 form, "" if unknown
     text: str  # as written; may hold the password of a URL
     is_pinned: bool

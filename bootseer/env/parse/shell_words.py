@@ -21,15 +21,11 @@ _COMPOUND = {"for", "case", "select", "function"}
 
 
 class Word(NamedTuple):
-    """One word of a command."""
-
     text: str
     is_certain: bool = True
 
 
 class Simple(NamedTuple):
-    """One simple command."""
-
     words: tuple[Word, ...]
     reads: tuple[Word, ...] = ()  # files given by `<`
     assigned: tuple[tuple[str, str], ...] = ()  # NAME=VALUE before it
@@ -37,8 +33,6 @@ class Simple(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of shell."""
-
     commands: tuple[Simple, ...]
     variables: tuple[str, ...]  # read from the environment
     is_certain: bool  # False: it contains more than simple commands

@@ -73,7 +73,6 @@ class ReadStates:
         return os.path.normpath(os.path.join(self.cwd, name))
 
     def name_of(self, path: str) -> str:
-        """Return the name of an absolute path."""
         if path == self.cwd:
             return "."
         if self.cwd != "/" and path.startswith(self.cwd + "/"):

@@ -57,7 +57,6 @@ class ImportListings:
 
 
 def is_environment(directory: bytes) -> bool:
-    """Return whether a directory is a Python environment."""
     if os.path.lexists(directory + b"/pyvenv.cfg") or os.path.lexists(directory + b"/conda-meta"):
         return True
     return os.path.lexists(directory + b"/bin/python3") and bool(_sites(directory))

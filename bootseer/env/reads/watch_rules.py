@@ -25,8 +25,6 @@ class Rules(NamedTuple):
 
 
 def make_rules(given: Mapping[str, Any]) -> Rules:
-    """Return the rules of an order."""
-
     def many(name: str) -> tuple[bytes, ...]:
         return tuple(map(os.fsencode, given.get(name, ())))
 

@@ -277,7 +277,6 @@ def _split(path: bytes) -> tuple[Sequence[bytes], bytes]:
 
 
 def _is_new(fd: int, name: bytes, move: Move) -> bool:
-    """Return whether the entry of that name is the new one of the move."""
     return move.comes.is_of(identity(fd, name))
 
 

@@ -30,8 +30,6 @@ MAX_BYTES = 256 << 20
 
 
 class Attributes(msgspec.Struct, frozen=True, array_like=True):
-    """Attributes of a directory."""
-
     mode: int  # permissions
     uid: int
     gid: int
@@ -47,16 +45,12 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MergedDirectory(msgspec.Struct, frozen=True, array_like=True):
-    """A directory that is merged."""
-
     path: bytes
     before: Attributes
     after: Attributes
 
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The journal of one target."""
-
     format: str = FORMAT
     target: str
     boot: str  # in which it was written

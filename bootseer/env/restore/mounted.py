@@ -209,7 +209,7 @@ class TreeCheck:
                 self._is_right.set_result(False)
 
     def _look(self) -> None:
-        from bootseer.blocks import open_cache
+        from bootseer.blocks.cache import open_cache
 
         cache = open_cache(self._environ)
         data = cache.read_index(self._digest)

@@ -46,7 +46,6 @@ _NAMED = re.compile(
 )
 _RECORD = re.compile(rb"(?:(.*)/)?[^/]+\.dist-info/RECORD", re.DOTALL)
 _EDITABLE = re.compile(rb"(?:.*/)?__editable__[^/]*\.py", re.DOTALL)
-_CONDA = re.compile(rb"conda-meta/[^/]+\.json")
 _LIBRARY = re.compile(rb".*\.so(?:\.[0-9.]+)?", re.DOTALL)
 # A first line that is valid for /bin/sh and a string in Python: pip quotes with ", uv with ' or not at all.
 _TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' ([^\n]*)\n' '''\n")

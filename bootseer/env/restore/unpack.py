@@ -19,7 +19,7 @@ from bootseer.env.restore.staging import Claim
 from bootseer.env.restore.unpack_helpers import UnpackWorkers, unpack_helpers
 from bootseer.env.store.admissible import find_tree_fault
 from bootseer.errors import ConfigError, IntegrityError
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.tree.reading import BlockSource
 from bootseer.tree.unpack.helpers import HelperFailedError
 from bootseer.tree.unpack.tree import Materialised, Progress, materialise

@@ -36,8 +36,6 @@ _LATE = (
 
 
 class UnpackTree(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tree to unpack."""
-
     url: str  # of its directory
     digest: str
 
@@ -114,8 +112,6 @@ def main() -> None:
 
 
 class _Progress:
-    """Progress of a portion."""
-
     def __init__(self, number: int, say: Callable[[PortionReport], None]) -> None:
         self._number, self._say = number, say
         self._bytes = self._files = 0

@@ -63,7 +63,6 @@ class UnpackWorkers:
             helper.tell(order)
 
     def begin(self, index: Index, directory: str, root_fd: int, owners: Owners, given: Iterator[Portion]) -> None:
-        """Begin as in Helpers."""
         offset, length = self._put(Blocks(packs=index.packs, blocks=index.blocks))
         found = os.fstat(root_fd)
         begin = UnpackStart(
@@ -77,7 +76,6 @@ class UnpackWorkers:
                 self._give(helper)
 
     def wait(self) -> Generator[tuple[int, int], None, None]:
-        """Wait as in Helpers."""
         with selectors.DefaultSelector() as selector:
             for helper in self._helpers:
                 selector.register(helper.said_fd, selectors.EVENT_READ, helper)

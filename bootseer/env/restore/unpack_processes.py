@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from bootseer.errors import BootseerError
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.own_module import command_of
 from bootseer.storage.near import directory_of
 from bootseer.tree.unpack.helpers import HelperFailedError
@@ -26,8 +26,6 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "1342
 
 
 class UnpackProcess:
-    """An unpack process."""
-
     def __init__(self, environ: Mapping[str, str], memory_fd: int) -> None:
         """Raises: HelperFailedError."""
         self._lines = LineBuffer(MAX_LINE_BYTES)

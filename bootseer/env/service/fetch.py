@@ -217,7 +217,7 @@ class Fetcher:
             from bootseer.env.capture import hot_imports
             from bootseer.storage.open import open_store
 
-            opened = open_store(tree.store_url, options=tree.options)
+            opened = open_store(tree.store_url)
             try:
                 return await hot_imports.read(opened, tree.digest, workload, store.trust, self._job.say)
             finally:

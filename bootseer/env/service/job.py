@@ -94,7 +94,6 @@ class Job:
         return self.spec.wait_s + self.spec.timeout_s
 
     def known(self) -> LookupResult:
-        """Return the last lookup result."""
         assert self.looked is not None, "the lookup comes first"
         return self.looked
 

@@ -48,8 +48,6 @@ class InstalledEnv(NamedTuple):
 
 
 class LookupResult(NamedTuple):
-    """The result of a lookup."""
-
     keyed: Keyed
     store: EnvStore | None
     found: FoundSnapshot | None  # in the store

@@ -36,8 +36,6 @@ class PublishedTree(NamedTuple):
 
 
 class PublishResult(NamedTuple):
-    """The result of publishing."""
-
     tree: str  # digest
     made: PublishedTree | None  # None: another node's
 

@@ -22,7 +22,7 @@ from bootseer.env.service.observing import WatchPlan, decide, plan
 from bootseer.env.service.plain import error_line, plain_targets
 from bootseer.env.service.unclean import begin_setup, end_setup, why_changed
 from bootseer.errors import BootseerError, StorageTimeout
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.mounts.sandbox.shared import of_node
 
 MAX_NAMED = 5

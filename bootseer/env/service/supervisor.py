@@ -120,7 +120,6 @@ class _WatchState:
             os.close(fd)
 
     def report(self) -> dict[str, Any]:
-        """Return the record."""
         found: dict[str, Any] = {} if self._watch is None else self._watch.report()
         if self._why:
             found["why"] = [*found.get("why", ()), self._why]

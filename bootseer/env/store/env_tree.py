@@ -48,18 +48,17 @@ class StoredTree:
         url: str,
         digest: str,
         *,
-        options: Mapping[str, object] | None = None,
         environ: Mapping[str, str] | None = None,
         peers: str = "",
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
-        Args: url: with or without its digest. options: of the store. environ: locates the cache. peers: path of
+        Args: url: with or without its digest. environ: locates the cache. peers: path of
         the
             file that lists the job's peers (bootseer.peers), "" for none. log: gets lines about fallbacks.
         """
         self.url, self.digest = url, digest
-        self.options, self._log, self._peers = dict(options or {}), log, peers
+        self._log, self._peers = log, peers
         self._environ = os.environ if environ is None else environ
 
     @property
@@ -75,7 +74,7 @@ class StoredTree:
     @contextmanager
     def open(self) -> Iterator[OpenEnvTree]:
         from bootseer import aio
-        from bootseer.blocks import open_cache
+        from bootseer.blocks.cache import open_cache
         from bootseer.blocks.local import open_local
         from bootseer.storage import HasPeers
         from bootseer.tree.opening import open_tree
@@ -128,10 +127,10 @@ class StoredTree:
 
         async def opened() -> Store:
             if not self.has_peers:
-                return open_store(self.store_url, options=self.options)
+                return open_store(self.store_url)
             from bootseer.peers import open_peer_store
 
-            return open_peer_store(self.store_url, self._peers, options=self.options, log=self._log)
+            return open_peer_store(self.store_url, self._peers, log=self._log)
 
         store = aio.run_sync(opened())
         try:

@@ -57,8 +57,6 @@ class Limits(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """A removal."""
-
     key: str
     paths: tuple[str, ...]  # of pieces; empty: the key with all its files
     freed_bytes: int

@@ -58,8 +58,6 @@ class LeaseUnavailable(NamedTuple):
 
 
 class WaitResult(NamedTuple, Generic[T]):
-    """The wait has ended with a result."""
-
     found: T
 
 

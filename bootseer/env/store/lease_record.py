@@ -26,8 +26,6 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The record of a builder."""
-
     format: str = FORMAT
     nonce: str  # 32 hex digits, of this lease alone
     beat: int  # from 1; incremented each time the holder writes it
@@ -91,8 +89,8 @@ class MissedHeartbeats:
     could not be read proves nothing about the holder.
     """
 
-    def __init__(self, beat_s: float, *, misses: int = MAX_MISSED) -> None:
-        self._beat_s, self._misses = beat_s, misses
+    def __init__(self, beat_s: float) -> None:
+        self._beat_s = beat_s
         self._token = ""
         self._counted_s = 0.0
         self.missed = 0
@@ -104,7 +102,7 @@ class MissedHeartbeats:
         elif now_s - self._counted_s >= self._beat_s:
             self._counted_s = now_s
             self.missed += 1
-        return self.missed >= self._misses
+        return self.missed >= MAX_MISSED
 
     def reset(self) -> None:
         """Restart counting, as the lease could not be read."""

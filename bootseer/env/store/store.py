@@ -98,8 +98,6 @@ class StoredDocument(NamedTuple):
 
 
 class ListedKey(NamedTuple):
-    """A key and its snapshot."""
-
     key: str
     found: FoundSnapshot | None  # None: no usable snapshot
     refused: list[str]  # why snapshots are not used

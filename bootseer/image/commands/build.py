@@ -44,8 +44,6 @@ Count = Callable[[int, int], object]  # bytes and files since the last call
 
 
 class BuildOptions(NamedTuple):
-    """Options of a build."""
-
     name: str = ""  # for readers, instead of the target's URL
     signing: Signing = Signing()
     hot: str = ""  # URL of a tree whose access traces give the order
@@ -58,8 +56,6 @@ class BuildOptions(NamedTuple):
 
 
 class BuildResult(NamedTuple):
-    """The result of a build."""
-
     digest: str
     name: str
     signer: str  # keyid, "" if it is not signed

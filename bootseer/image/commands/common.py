@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bootseer import aio
-from bootseer.blocks import Cache, open_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.errors import BootseerError
 from bootseer.storage import Store, open_store, redact
 from bootseer.storage.paths import is_chained, scheme_of
 from bootseer.tree.head import split_pin
 from bootseer.tree.opening import OpenedTree, open_tree, read_head
 from bootseer.trust import Trust
-from bootseer.trust.signing import Signing as Signing
+from bootseer.trust.trust import Signing as Signing
 
 Progress = Callable[[int, int], None]  # bytes done, and in total
 Say = Callable[[str], object]  # logs a line
@@ -93,5 +92,4 @@ def try_node_directory(digest: str, say: Say) -> str:
 
 
 def shown(url: str) -> str:
-    """Return a URL for messages."""
     return redact(url)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import Cache
-from bootseer.blocks.cache import CachedTree
+from bootseer.blocks.cache import Cache, CachedTree
 from bootseer.blocks.tree_files import LOCK, USE_BYTE
 from bootseer.counted import counted
 from bootseer.errors import ConfigError, IntegrityError, SourceChanged, StorageError
@@ -39,8 +38,6 @@ _DAY_S = 86_400.0
 
 
 class RemovedTree(NamedTuple):
-    """A removed tree, or one that would be removed."""
-
     digest: str
     kind: str  # blocks or unpacked
     size: int  # bytes on disk

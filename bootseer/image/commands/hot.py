@@ -23,8 +23,6 @@ from bootseer.trust import Trust
 
 
 class ShownTrace(NamedTuple):
-    """A trace, for display."""
-
     workload: str
     runs: int
     blocks: int  # traced
@@ -35,7 +33,6 @@ class ShownTrace(NamedTuple):
 
 
 def show(url: str, *, name: str, say: Say) -> tuple[OpenedTree, list[ShownTrace], list[LocatedTrace]]:
-    """Return all traces of a tree."""
     url, trust = tree_url(url), Trust.load()
     with opened(url, name=name, trust=trust) as tree:
         known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)

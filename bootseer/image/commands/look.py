@@ -21,8 +21,6 @@ MAX_NAMED = 10_000  # faults that are listed; all are counted
 
 
 class TreeInfo(NamedTuple):
-    """The properties of a tree."""
-
     digest: str
     name: str  # "" if it was requested by its digest
     kind: str
@@ -88,7 +86,6 @@ def inspect(url: str, *, name: str, say: Say) -> TreeInfo:
 
 
 def to_record(found: TreeInfo) -> dict[str, object]:
-    """Return a record for JSON."""
     return found._asdict() | {"config": msgspec.to_builtins(found.config)}
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import Cache
+from bootseer.blocks.cache import Cache
 from bootseer.blocks.local import open_local
 from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError
 from bootseer.image.commands.common import (
@@ -109,8 +109,6 @@ class MaterialiseOptions(NamedTuple):
 
 
 class UnpackResult(NamedTuple):
-    """The result of unpacking."""
-
     digest: str
     done: Materialised
     hot_s: float  # until the hot files were unpacked
@@ -205,8 +203,6 @@ class MountOptions(NamedTuple):
 
 
 class MountedTree(NamedTuple):
-    """A tree that is mounted in a directory."""
-
     folder: str
     digest: str
     log: str  # path, of the process that serves it
@@ -258,8 +254,6 @@ def _check_mount_point(directory: str) -> None:
 
 
 class UnmountResult(NamedTuple):
-    """The result of an unmount."""
-
     folder: str  # "" if the tree was named by its digest
     digest: str
     is_served: bool  # its process continues: the tree is in use, or it waits for a new user

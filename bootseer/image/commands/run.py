@@ -34,8 +34,6 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class RunOptions(NamedTuple):
-    """Options of a run."""
-
     name: str = ""
     writable: str = TMPFS  # tmpfs, none or a directory
     binds: Sequence[Bind | UnboundPath] = ()
@@ -43,8 +41,6 @@ class RunOptions(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """The result of a recording."""
-
     status: int  # of the program
     digest: str
     workload: str

@@ -30,8 +30,6 @@ _WORKLOAD = re.compile(r"[0-9a-f]{16}")
 
 
 class LocatedTrace(NamedTuple):
-    """A trace, and its place."""
-
     trace: Trace
     where: str
     is_own: bool  # recorded on this node; otherwise of the store

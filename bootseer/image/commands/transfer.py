@@ -36,8 +36,6 @@ from bootseer.trust import SigningKey, Trust, parse, seal
 
 
 class TransferOptions(NamedTuple):
-    """Options of a copy."""
-
     source_name: str = ""  # of the tree at its source, if it is not the URL's
     name: str = ""  # of the copy; "": its URL's
     signing: Signing = Signing()
@@ -47,8 +45,6 @@ class TransferOptions(NamedTuple):
 
 
 class TransferResult(NamedTuple):
-    """The result of a copy."""
-
     digest: str
     name: str
     reference: str  # of a push: by the digest of its manifest

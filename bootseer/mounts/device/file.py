@@ -54,7 +54,7 @@ class State(enum.Enum):
 class FlatFile:
     """The mount: `start`, or `mount` and then `serve`; then `path` can be read until `stop`."""
 
-    def __init__(self, folder: str, *, threads: int = THREADS, log: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: str, *, log: Callable[[str], None] | None = None) -> None:
         """Args:
         folder: an empty one.
         log: receives lines about failed answers; by default they go to stderr.
@@ -70,7 +70,7 @@ class FlatFile:
         self._link: SharedDescriptor | None = None
         self._server: Server | None = None
         self._threads = [
-            threading.Thread(target=self._serve, name=f"flat-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._serve, name=f"flat-{number}", daemon=True) for number in range(THREADS)
         ]
 
     def start(self, device: Device, metadata: Device | None = None) -> None:

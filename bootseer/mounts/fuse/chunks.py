@@ -44,7 +44,6 @@ class Chunk:
         self.is_kept = is_kept  # after its last release
         self.change = threading.Condition(lock)
         self.memory: memoryview | None = None  # its buffer, once there is space
-        self.is_loading = False
         self.is_ready = False
         self.is_read = False  # to its end
         self.error: BaseException | None = None
@@ -66,7 +65,6 @@ class Chunks:
 
     def __init__(self, room_bytes: int) -> None:
         self.room_bytes = room_bytes
-        self.loads = self.loads_ahead = 0
         self.in_flight = self.max_in_flight = 0
         self.held_bytes = self.max_held_bytes = 0  # all buffers, used and free
         self._lock = threading.Lock()
@@ -183,7 +181,6 @@ class Chunks:
                 error = caught
             with self._lock:
                 self.in_flight -= 1
-                chunk.is_loading = False
                 if error is None:
                     chunk.is_ready = True
                     chunk.change.notify_all()
@@ -197,8 +194,6 @@ class Chunks:
             while not self._is_stopped:
                 chunk = self._pop()
                 if chunk is not None:
-                    chunk.is_loading = True
-                    self.loads += 1
                     self.in_flight += 1
                     self.max_in_flight = max(self.max_in_flight, self.in_flight)
                     return chunk
@@ -221,7 +216,6 @@ class Chunks:
                 break  # all is in use: wait until a reader releases a chunk or a load ends
             return self._wanted.popleft()
         if self._ahead and self.in_flight < LOADERS - RESERVED:
-            self.loads_ahead += 1
             return self._ahead.popleft()
         return None
 

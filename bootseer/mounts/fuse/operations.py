@@ -228,7 +228,6 @@ class Operations:
 
 
 def show(files: MountedFiles) -> Tree:
-    """Return a tree of all files of a version."""
     tree = Tree()
     tree.add_all(files)
     return tree

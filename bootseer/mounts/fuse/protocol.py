@@ -10,8 +10,6 @@ from typing import NamedTuple, Protocol
 
 
 class MountedFile(NamedTuple):
-    """One file of a mount."""
-
     size: int  # bytes
     mtime_ns: int = 0  # since the epoch
     # If only whole pieces of the file can be verified, their size: no smaller range is read. 0: any range.

@@ -12,7 +12,6 @@ COMMIT_NAME = ".commit"  # made by the program that knows that a save is complet
 DCP_METADATA = ".metadata"  # DCP renames it into place when all ranks have written
 # Written when a directory is complete; they hold its name or its number.
 POINTERS = ("latest", "latest_checkpointed_iteration.txt")
-INDEX_SUFFIX = ".index.json"
 SIDE_BYTES = 1 << 20  # a small file at the top is added to saves and is not one itself
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy", ".gguf", ".h5", ".msgpack", ".pkl")
 

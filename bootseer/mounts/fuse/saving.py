@@ -381,7 +381,6 @@ class PendingSaves:
         return PARTS if isinstance(self._top.get(top), File) and is_part(top) else top
 
     def _files(self, name: str) -> list[File]:
-        """Return all files of a save."""
         if name == PARTS:
             return [node for node in self._top.values() if isinstance(node, File) and is_part(node.name)]
         node = self._top.get(name)

@@ -37,7 +37,6 @@ class SequentialRuns:
         self._made = 0
 
     def note(self, offset: int, length: int) -> ReadAheadWindow:
-        """Record one read."""
         end = offset + length
         run = self._extend(offset, end)
         if run is None:

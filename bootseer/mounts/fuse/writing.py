@@ -26,8 +26,6 @@ _FLAGS, _EXIT_CODE = 6, 49  # fields of /proc/PID/stat after the state, which is
 
 
 class WritableOperations(Operations):
-    """All operations of a writable mount."""
-
     is_writable = True
 
     def __init__(

@@ -6,7 +6,9 @@ Used by the image service of a job (service.py) and by `bootseer image run`.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import signal
 import socket
 import sys
@@ -21,23 +23,20 @@ from bootseer.linux.child_processes import wait_killed
 from bootseer.linux.privileges import may_mount
 from bootseer.linux.syscalls import last_error, libc
 from bootseer.mounts.sandbox import enter
-from bootseer.mounts.sandbox.binds import Bind, UnboundPath, find_hiding, plan_binds
+from bootseer.mounts.sandbox.accounts import MAX_BYTES, missing_line
+from bootseer.mounts.sandbox.binds import Bind, UnboundPath, find_hiding, plan_binds, why_not_by_default
 from bootseer.mounts.sandbox.cdi_files import LIBRARIES, read_devices
 from bootseer.mounts.sandbox.environ import EnvironChanges, image_environ
-from bootseer.mounts.sandbox.places import find_places, read_groups, read_users
 from bootseer.mounts.sandbox.process import ImageSandbox, SandboxRoot
 from bootseer.mounts.sandbox.root import TMPFS, RootSpec
 from bootseer.mounts.sandbox.source import ImageSource, OnOrigin, open_source
 
-PYTHONS = ("python3", "python")
 ASK_S = 30.0
 _NEWNS = 0x00020000
 _MAX_DIRECTORIES = 250  # descriptors that go through a socket in one message
 
 
 class ImageRequest(NamedTuple):
-    """A request for an open image."""
-
     url: str
     name: str = ""  # of the tree, if it was published under another name than this URL
     digest: str = ""  # of the tree, if it has to be this one
@@ -261,3 +260,83 @@ def _carry(connection: socket.socket, found: Sequence[int], directories: Sequenc
             pass  # the parent has gone
     finally:
         os._exit(0)
+
+
+_ALWAYS = (
+    Bind("/tmp", "/tmp"),  # noqa: S108
+    Bind("/etc/resolv.conf", "/etc/resolv.conf", is_read_only=True, is_optional=True),
+    Bind("/etc/hosts", "/etc/hosts", is_read_only=True, is_optional=True),
+    Bind("/dev", "/dev"),  # with /dev/shm; the kernel decides which devices the caller may open
+    Bind("/sys", "/sys", is_optional=True),
+    Bind("/proc", "/proc"),
+)
+
+
+class DefaultBinds(NamedTuple):
+    """Default binds, and lines about those that are left out."""
+
+    binds: tuple[Bind, ...]
+    notes: tuple[str, ...]
+
+
+def find_places(work: Sequence[str], own: Sequence[str], files: Mapping[str, str]) -> DefaultBinds:
+    """Return the default binds. Args:
+    work: directories of the job: working directory, the script's, HOME; left out where they would hide the image.
+    own: directories that the job's processes need in any case, at their own paths: logs, events, a checkpoint's.
+    files: Bootseer's own files, by their place inside.
+    """
+    binds = list(_ALWAYS)
+    notes = []
+    for directory in dict.fromkeys(work):
+        if not os.path.isabs(directory) or directory == "/" or not os.path.isdir(directory):
+            continue
+        places = _both(directory)
+        reason = next((why for place in places if (why := why_not_by_default(place))), "")
+        if reason:
+            notes.append(
+                f"{directory} of this node is not visible inside the image, as {reason} (--image-bind {directory})"
+            )
+            continue
+        binds += [Bind(places[-1], place) for place in places]
+    for directory in dict.fromkeys(own):
+        if os.path.isdir(directory):
+            places = _both(os.path.abspath(directory))
+            binds += [Bind(places[-1], place) for place in places]
+    binds += [Bind(source, place, is_read_only=True) for place, source in files.items()]
+    return DefaultBinds(tuple(binds), tuple(notes))
+
+
+def _both(directory: str) -> list[str]:
+    """Return the normalised and the real path of a directory."""
+    return list(dict.fromkeys((os.path.normpath(directory), os.path.realpath(directory))))
+
+
+def read_users() -> list[str]:
+    """Return the lines of passwd, the caller's own among them."""
+    lines = _read_lines("/etc/passwd")
+    try:
+        found = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return lines
+    fields = tuple(str(field) for field in found)
+    return lines + missing_line(found.pw_uid, fields, lines)
+
+
+def read_groups() -> list[str]:
+    """Return the lines of group, the caller's own groups among them."""
+    lines = _read_lines("/etc/group")
+    for number in {os.getegid(), *os.getgroups()}:
+        try:
+            found = grp.getgrgid(number)
+        except KeyError:
+            continue
+        lines += missing_line(number, (found.gr_name, "x", str(number), ""), lines)
+    return lines
+
+
+def _read_lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(MAX_BYTES).splitlines()
+    except OSError:
+        return []

@@ -28,8 +28,6 @@ _FLAGS = kernel.NOSUID | kernel.NODEV
 
 
 class RootSpec(NamedTuple):
-    """The parts of a root."""
-
     lowers: Sequence[str]  # directories, the first above the others
     writable: str = TMPFS  # where writes go: TMPFS, NONE, or a directory
     binds: Sequence[Bind] = ()  # as `plan_binds` orders them
@@ -39,8 +37,6 @@ class RootSpec(NamedTuple):
 
 
 class RootResult(NamedTuple):
-    """The root as made."""
-
     has_overlay: bool
     has_user_namespace: bool
     notes: tuple[str, ...]  # lines for users

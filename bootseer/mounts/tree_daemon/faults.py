@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks import BlockFetcher
+from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import BootseerError, IntegrityError, NotFound
 from bootseer.mounts.faults import Journal

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import Prefetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import ConfigError, StorageError
 from bootseer.mounts.tree_daemon.parts import open_parts
 from bootseer.mounts.tree_daemon.settings import Settings
@@ -27,15 +27,11 @@ Choose = Callable[[int], Awaitable[Sequence[int] | None]]
 
 
 class FillLimits(NamedTuple):
-    """Limits of a fill."""
-
     max_bytes: int | None = None  # stored bytes of wanted blocks; more is an error before any fetch
     max_bytes_per_s: float | None = None
 
 
 class FillResult(NamedTuple):
-    """The result of a fill."""
-
     blocks: int  # that were wanted
     fetched_blocks: int  # the others were there
     size: int  # stored bytes of those wanted

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from bootseer import aio
-from bootseer.blocks import Prefetcher, Recorder
-from bootseer.blocks.prefetch import Phase
+from bootseer.blocks.prefetch import Phase, Prefetcher
+from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace, with_known
 from bootseer.errors import BootseerError
 from bootseer.mounts.tree_daemon import io_priority as hot_first
@@ -105,12 +105,7 @@ class HotBlocks:
         if recorded is None or (is_known and not is_started):
             return False
         merged = await self._parts.traces.add(recorded, self._known if is_known else None)
-        if self._settings.publishes and is_started:
-            try:
-                await self._parts.traces.publish(merged)
-            except BootseerError as error:
-                self._log(f"the trace is not published: {error}")
-        elif self._settings.shares and is_started and not is_known:
+        if self._settings.shares and is_started and not is_known:
             self._spawn(self._share(merged))
         return True
 

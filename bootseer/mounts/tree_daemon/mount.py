@@ -21,7 +21,7 @@ from bootseer.mounts.tree_daemon.starting import TreeOptions, settings_of, start
 from bootseer.mounts.tree_daemon.waiting import end_spare_daemon, start_spare_daemon
 
 if TYPE_CHECKING:
-    from bootseer.blocks import Cache
+    from bootseer.blocks.cache import Cache
     from bootseer.mounts.tree_daemon.validation import IndexValidation
     from bootseer.tree.index import Config
     from bootseer.trust import Trust
@@ -65,8 +65,6 @@ class Lease:
 
 
 class MountedTree(NamedTuple):
-    """A mounted tree."""
-
     folder: str  # its root; read-only
     digest: str
     control: str  # path of its daemon's socket

@@ -22,8 +22,6 @@ _LENGTHS = struct.Struct("<II")
 
 
 class DaemonOrder(NamedTuple):
-    """An order as received."""
-
     folder: str
     settings: bytes
     ready: int  # descriptors

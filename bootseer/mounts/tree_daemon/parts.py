@@ -14,10 +14,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, Cache, TreeCache
-from bootseer.blocks import open_cache as open_named_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, Cache
+from bootseer.blocks.cache import open_cache as open_named_cache
 from bootseer.blocks.donors import DedupSources
+from bootseer.blocks.fetch import BlockFetcher
+from bootseer.blocks.tree_cache import TreeCache
 from bootseer.cache_folder import Limit
 from bootseer.mounts.device.metadata_memory import MetadataMemory
 from bootseer.mounts.device.server import Device
@@ -167,8 +168,6 @@ class DaemonParts:
 
 
 class Stores(NamedTuple):
-    """The stores of a tree."""
-
     itself: Store  # for writes
     read: Store  # the job's peers are read before it
     peers: PeersFile | None  # None: no peers

@@ -78,8 +78,6 @@ def check(directory: str) -> None:
 
 
 class TreeDirectory:
-    """The directory of one tree."""
-
     def __init__(self, runtime: str, digest: str) -> None:
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest[:80]!r} is no digest")
@@ -91,7 +89,6 @@ class TreeDirectory:
 
     @classmethod
     def of_directory(cls, directory: str) -> TreeDirectory:
-        """Return the place of this directory."""
         trees, digest = os.path.split(directory)
         return cls(os.path.dirname(trees), digest)
 

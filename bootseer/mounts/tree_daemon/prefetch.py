@@ -34,7 +34,6 @@ def fork_spare_worker() -> None:
 
 
 def end_spare_worker() -> None:
-    """End the worker that was not needed."""
     try:
         _waiting.pop().end()
     except IndexError:

@@ -28,9 +28,9 @@ from functools import partial
 import msgspec
 
 from bootseer import aio
-from bootseer.blocks import Prefetcher
+from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import BootseerError, StorageError
-from bootseer.linux.memory_limits import Memory, read_memory
+from bootseer.linux.cgroups import Memory, read_memory
 from bootseer.linux.processes import set_name
 from bootseer.mounts.tree_daemon import metadata as tree_metadata
 from bootseer.mounts.tree_daemon.parts import block_statistics, open_cache, open_fetcher, open_stores

@@ -37,6 +37,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     streams: bool = True  # some time after the first step, all blocks that are not cached yet
     stream_after_s: float = STREAM_AFTER_S  # that time
     cold_bytes_per_s: float | None = None  # of that
-    publishes: bool = False  # write the trace to the store
-    shares: bool = False  # the same, if the store has none of this workload
+    shares: bool = False  # write the trace to the store, if it has none of this workload
     peers: str = ""  # path of the file of the job's peers, which are read before the store

@@ -26,7 +26,7 @@ from bootseer.storage.os_errors import map_os_errors
 from bootseer.tuning import current
 
 if TYPE_CHECKING:
-    from bootseer.blocks import Cache
+    from bootseer.blocks.cache import Cache
     from bootseer.trust import Trust
 
 MAX_LOG_BYTES = 1 << 20
@@ -48,8 +48,7 @@ class TreeOptions(NamedTuple):
     streams: bool = True  # some time after the first step, all blocks that are not cached yet
     stream_after_s: float = STREAM_AFTER_S  # that time
     cold_bytes_per_s: float | None = None  # of that
-    publishes: bool = False  # write the trace to the store
-    shares: bool = False  # the same, if the store has none of this workload
+    shares: bool = False  # write the trace to the store, if it has none of this workload
     peers: str = ""  # path of the file of the job's peers, which are read before the store; the last job's count
     ready_s: float | None = None  # for the mount; None: as `tuning` says
 
@@ -104,7 +103,7 @@ def settings_of(
             for each in (
                 *("records", "prefetches", "streams"),
                 *("read_ahead_share", "whole_bytes", "stream_after_s", "cold_bytes_per_s"),
-                *("publishes", "shares", "peers"),
+                *("shares", "peers"),
             )
         },
         "idle_s": options.resolved().idle_s,

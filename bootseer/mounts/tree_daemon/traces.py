@@ -34,8 +34,6 @@ _STORED = re.compile(r"([0-9a-f]{16})\.json")
 
 
 class FoundTrace(NamedTuple):
-    """A trace and its place."""
-
     trace: Trace
     where: str
 
@@ -69,14 +67,6 @@ class Traces:
         merged = traces.prune(traces.merge([recorded] if same is None else [recorded, same]))
         await aio.run_io(self._keep, merged)
         return merged
-
-    async def publish(self, trace: Trace) -> None:
-        """Write a trace to the store, signed if this user has a key.
-
-        Raises: ConfigError for an unusable key; StorageError.
-        """
-        key = await aio.run_io(lambda: KeyDirectory.find().read_private())
-        await publish_traces(self._store, [trace], self._block_count, key, self._trust, self._log)
 
     async def share(self, trace: Trace) -> bool:
         """Publish a trace as `share_trace` does."""

@@ -81,7 +81,6 @@ class PlaceLock:
             thread.join(HEARTBEAT_S)  # one that hangs at the disk is left
 
     def close(self) -> None:
-        """Release and close it."""
         for fd in {self._held, self._fd}:
             if fd >= 0:
                 os.close(fd)

@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from bootseer.blocks import Cache
+from bootseer.blocks.cache import Cache
 from bootseer.cache_folder import UNPACKED
 from bootseer.errors import StorageError
-from bootseer.mounts.unpacked import locks as unpacked_locks
 from bootseer.mounts.unpacked.locks import open_lock
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.index import BLOCK_BYTES, HOLE, UNIT_BYTES, Index
 
-LOCK = unpacked_locks.LOCK
 INDEX, BOOT, COMPLETE, TREE = "index", "boot", "complete", "tree"
 GONE = ".gone-"  # directories that were renamed in order to be removed
 _DIGEST = re.compile(r"[0-9a-f]{64}")

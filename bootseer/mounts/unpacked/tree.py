@@ -6,8 +6,8 @@
                           complete   exists when all files do
                           tree/      the files
 
-CACHE is that of blocks (bootseer.blocks.open_cache). Blocks of unpacked files are not cached; blocks that are
-cached already are not fetched. places.py decides which trees stay.
+CACHE is that of blocks (`open_cache`). Blocks of unpacked files are not cached; blocks that are cached already are
+not fetched. places.py decides which trees stay.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from bootseer import aio
-from bootseer.blocks import Cache, open_cache
-from bootseer.blocks.cache import TREES
+from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.blocks.local import open_local
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.trace import ANY_WORKLOAD

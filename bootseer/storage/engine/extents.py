@@ -45,13 +45,6 @@ class Extents:
         self._starts[first:last] = [span[0] for span in rest]
         self._ends[first:last] = [span[1] for span in rest]
 
-    def covers(self, start: int, end: int) -> bool:
-        """Return whether every byte of the range is in the set; True for an empty range."""
-        if start >= end:
-            return True
-        at = bisect_right(self._starts, start) - 1
-        return at >= 0 and self._ends[at] >= end
-
     def within(self, start: int, end: int) -> list[Span]:
         """Return the parts of the range that are in the set."""
         first = bisect_right(self._ends, start)

@@ -212,7 +212,6 @@ class ObjectStore:
         return tuple([meta["path"] async for metas in self._obstore.list(store, path) for meta in metas])
 
     def open_upload(self, path: str, part_bytes: int) -> Any:
-        """Open an upload in parts, for the writer."""
         return self._obstore.open_writer_async(self._store, path, buffer_size=part_bytes, max_concurrency=UPLOADS)
 
     async def run_upload(self, path: str, func: Callable[..., Awaitable[object]], *args: object) -> None:

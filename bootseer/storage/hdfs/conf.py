@@ -27,8 +27,6 @@ DEFAULT_RPC_PORT = 8020  # hdfs-default.xml of Hadoop 3: dfs.namenode.rpc-addres
 
 
 class HdfsAddress(NamedTuple):
-    """One HDFS and a directory of it."""
-
     url: str  # without user
     folder: str  # absolute, "" for the root
     native: str  # hdfs://HOST:PORT or hdfs://NAMESERVICE; "" when only WebHDFS is to be used

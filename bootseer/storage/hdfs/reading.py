@@ -285,7 +285,6 @@ class HdfsRangeReader:
         return _OpenFile(file, file.status)
 
     async def _find_blocks(self, web: WebHdfs, rest: _Range, status: FileStatus) -> list[WebBlock]:
-        """Return the blocks that the range touches."""
         key = (rest.full, etag_of(status))
         if key not in self._blocks:
             while len(self._blocks) >= OPEN_FILES:

@@ -141,7 +141,6 @@ class WebHdfsClient:
         self._ask("POST", path, "CONCAT", sources=",".join(sources))
 
     def blocks(self, path: str, offset: int, length: int) -> list[WebBlock]:
-        """Return the blocks of a range."""
         answer = self._ask("GET", path, "GET_BLOCK_LOCATIONS", offset=str(offset), length=str(length))
         # A certificate is for a name; otherwise, an address avoids name resolution.
         host, port = ("hostName", "infoSecurePort") if self._tls else ("ipAddr", "infoPort")

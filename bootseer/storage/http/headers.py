@@ -38,7 +38,6 @@ def parse_total(text: str) -> int | None:
 
 
 def parse_length(text: str) -> int | None:
-    """Parse Content-Length."""
     return int(text) if re.fullmatch(r"\d{1,18}", text.strip()) else None
 
 

@@ -14,8 +14,6 @@ _PAGE_BYTES = 4096
 
 
 class Buffer:
-    """One buffer of a pool."""
-
     def __init__(self, size_bytes: int) -> None:
         # Private: after a fork, reads of the child must not write into the parent's buffers.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -65,8 +65,6 @@ class _Token(NamedTuple):
 
 
 class _Registry:
-    """The state of one registry."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.challenge: Challenge | None = None  # the last

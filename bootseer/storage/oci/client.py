@@ -64,12 +64,10 @@ class _Location(NamedTuple):
 class RegistryClient:
     """A client of registries. Thread-safe; belongs to no event loop."""
 
-    def __init__(
-        self, options: RegistryOptions, *, timeout_s: float = 30.0, counts: StoreCounters | None = None
-    ) -> None:
+    def __init__(self, options: RegistryOptions, *, timeout_s: float = 30.0) -> None:
         self.options = options
         self.timeout_s = timeout_s
-        self.counts = StoreCounters("skipped_bytes") if counts is None else counts
+        self.counts = StoreCounters("skipped_bytes")
         self.http = RegistryHttp(options, timeout_s=timeout_s, counts=self.counts)
         self.auth = RegistryAuth(self.http, options, timeout_s=timeout_s)
         self._lock = threading.Lock()
@@ -128,7 +126,6 @@ class RegistryClient:
         return self.from_any(reference, lambda place: self.read_at(place, reference.version, call))
 
     def read_at(self, place: RegistryPlace, version: str, call: RegistryCall) -> Document:
-        """Read it from one place."""
         exchange = self.get(place, f"manifests/{version}", {"Accept": _ACCEPT}, call)
         where = f"{place.name}{'@' if is_digest(version) else ':'}{version}"
         if exchange.status != 200:
@@ -298,7 +295,6 @@ class RegistryClient:
         return StorageError(text)
 
     def base_url(self, place: RegistryPlace, call: RegistryCall) -> str:
-        """Return the base URL of the repository."""
         return f"{self._scheme_of(place.host, call)}://{place.host}/v2/{place.repository}"
 
     def _scheme_of(self, host: str, call: RegistryCall) -> str:

@@ -160,8 +160,6 @@ class RegistryHttp:
 
 
 class _HostClient(HttpClient):
-    """Connections to one host."""
-
     def __init__(self, host: str, options: RegistryOptions, *, timeout_s: float, counts: StoreCounters) -> None:
         super().__init__(timeout_s=timeout_s, headers={}, ca_file=options.ca_file, counts=counts)
         self._host = host

@@ -46,8 +46,6 @@ _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The platform of an image."""
-
     os: str = ""
     architecture: str = ""
     variant: str = ""
@@ -194,7 +192,6 @@ class TreeFiles(NamedTuple):
 
 
 def is_tree(document: Document, where: str) -> bool:
-    """Return whether it is a manifest of a tree."""
     return document.media_type in MANIFESTS and parse_manifest(document, where).kind == TREE
 
 
@@ -215,12 +212,7 @@ def tree_files(document: Document, where: str) -> TreeFiles:
 
 
 def to_tree_manifest(
-    head: Descriptor,
-    index: Descriptor,
-    packs: Sequence[Descriptor],
-    *,
-    subject: Descriptor | None,
-    annotations: Mapping[str, str],
+    head: Descriptor, index: Descriptor, packs: Sequence[Descriptor], *, subject: Descriptor | None
 ) -> Manifest:
     """Make a tree's manifest: tree.json, index, packs in order. It has no times, so a tree has one digest."""
     return Manifest(
@@ -230,7 +222,7 @@ def to_tree_manifest(
         config=head,
         layers=[index, *packs],
         subject=_plain(subject),
-        annotations={**annotations, TREE_DIGEST: _hex(index)},
+        annotations={TREE_DIGEST: _hex(index)},
     )
 
 

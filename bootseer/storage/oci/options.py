@@ -34,7 +34,6 @@ class RegistryPlace(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name for messages."""
         return f"{self.registry}/{self.repository}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import random
 import threading
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -29,19 +28,11 @@ if TYPE_CHECKING:
 class BlobStream(io.RawIOBase):
     """The bytes of `blob`; `read` raises StorageError. For one thread; any other thread may `cancel`."""
 
-    def __init__(
-        self,
-        client: RegistryClient,
-        reference: Reference,
-        blob: Descriptor,
-        *,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, client: RegistryClient, reference: Reference, blob: Descriptor) -> None:
         super().__init__()
         self._client = client
         self._reference = reference
         self._blob = blob
-        self._jitter = jitter
         self._call = RegistryCall()
         self._exchange: HttpResponse | None = None
         self._have = 0
@@ -148,6 +139,6 @@ class BlobStream(io.RawIOBase):
         if not error.retryable or self._failures >= RETRIES.tries:
             raise error
         self._client.counts.add("retries")
-        wait_s = max(error.retry_after_s, RETRIES.wait_s(self._failures, self._jitter()))
+        wait_s = max(error.retry_after_s, RETRIES.wait_s(self._failures, random.random()))  # noqa: S311
         if self._cancelled.wait(min(wait_s, RETRIES.budget_s)):
             raise self._was_cancelled()

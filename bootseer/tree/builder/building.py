@@ -37,8 +37,6 @@ Progress = Callable[[int, int], object]  # bytes and files since the last call, 
 
 
 class SourceContents(NamedTuple):
-    """The contents of a source."""
-
     root: Inode  # a directory
     config: Config = Config()
     left_out: Mapping[str, int] = MappingProxyType({})  # what a tree cannot contain, and how often

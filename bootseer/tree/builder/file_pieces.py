@@ -41,7 +41,6 @@ class Identity(NamedTuple):
     nlink: int = 0
 
     def is_of(self, found: os.stat_result) -> bool:
-        """Return whether a file has this identity."""
         if (self.dev, self.ino, self.size, self.mtime_ns) != (
             found.st_dev,
             found.st_ino,

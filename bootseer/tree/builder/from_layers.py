@@ -95,8 +95,6 @@ class LayersSource:
 
 
 class _Reading:
-    """One build."""
-
     def __init__(
         self,
         image: LayerSource,

@@ -171,7 +171,6 @@ class LayerTree:
 
 
 def show(path: Path) -> str:
-    """Return a path for messages."""
     return repr(b"/".join(path)[:200])[1:]
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple
 
-from bootseer.linux.cpu_limits import usable_cores
+from bootseer.linux.cgroups import usable_cores
 from bootseer.tree.block_codec import Codec, block_digest, pack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, BLOCK_UNITS, HOLE, UNIT_BYTES
 
@@ -41,8 +41,6 @@ class PackedPieces(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A block as stored."""
-
     digest: bytes
     data: bytes
 
@@ -198,7 +196,6 @@ class Packer:
         self._tasks.append(self._workers.submit(self._prepare, count, read))
 
     def _assign_oldest_task(self) -> None:
-        """Assign the pieces of the oldest task."""
         task = self._tasks.popleft()
         if task is None:
             self._close_all()

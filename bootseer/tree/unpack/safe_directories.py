@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+MAX_OPEN = 64
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -78,9 +79,8 @@ class OpenDirectories:
     For trees that no other process changes: writes still go to a directory after it has been moved.
     """
 
-    def __init__(self, root_fd: int, most: int = 64) -> None:
+    def __init__(self, root_fd: int) -> None:
         self._root_fd = root_fd
-        self._most = most
         self._fds: dict[Sequence[bytes], int] = {}  # least recently used first
 
     def __enter__(self) -> OpenDirectories:
@@ -97,7 +97,7 @@ class OpenDirectories:
                 return self._root_fd
             fd = os.open(names[-1], DIRECTORY, dir_fd=self.open(names[:-1]))
         self._fds[names] = fd
-        if len(self._fds) > self._most:
+        if len(self._fds) > MAX_OPEN:
             os.close(self._fds.pop(next(iter(self._fds))))
         return fd
 

@@ -132,8 +132,6 @@ def unpack_portion(
 
 
 class _Unpacking:
-    """One run."""
-
     def __init__(
         self,
         index: Index,

@@ -24,8 +24,6 @@ LIMIT_S = 3.0  # less than a coordinator waits for a node, or for the stacks of 
 
 
 class RankFiles(NamedTuple):
-    """The content of the files."""
-
     traces: bytes = b""  # calls in dumps of torch's flight recorder, packed like rings (ring.py)
     layout: str = ""  # how ranks lie in parallel groups
 
@@ -89,8 +87,6 @@ class _Reader(Generic[T]):
 
 
 class RankFilesReader(_Reader[RankFiles]):
-    """Reader of files that ranks have left."""
-
     def __init__(self, loop: EventLoop) -> None:
         super().__init__(loop, "launcher.monitor.collectives.flight_child", RankFiles(), _parse_left)
 

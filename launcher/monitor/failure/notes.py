@@ -25,8 +25,6 @@ MAX_WAITING = 16  # consecutive attempts that end before their ranks run
 
 
 class _ReportedHang(NamedTuple):
-    """A hang of an attempt."""
-
     hang: Hang
     found: HangFinding
     reported_s: float

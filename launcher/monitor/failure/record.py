@@ -103,7 +103,6 @@ def describe_failures(ordered: OrderedFailures) -> dict[str, Any]:
 
 
 def describe_hang(hang: Hang, line: str) -> dict[str, Any]:
-    """Describe a hang."""
     is_seen = hang.kind.value in ("frozen", "stuck-in-kernel")
     apart = "the stacks of these ranks differ from those of the other ranks" if hang.ranks else "no rank differs"
     is_slow = hang.kind.value == "slow"

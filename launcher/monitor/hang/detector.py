@@ -29,7 +29,6 @@ class HangDetector:
 
     def __init__(self, world_size: int, settings: HangSettings | None = None) -> None:
         self._set = settings if settings is not None else HangSettings()
-        self._seconds = {rule.name: rule.seconds for rule in self._set.allowed}
         self._progress = JobProgress(self._set)
         self._ranks = [ObservedRank() for _ in range(max(world_size, 0))]
         min_s = self._set.min_s
@@ -39,7 +38,6 @@ class HangDetector:
     def _begin(self) -> None:
         self._any_ended = self._just_ended = False
         self._looked_s: float | None = None
-        self._allowed_until_s: dict[str, float] = {}
         self._stopped = StoppedRanks(self._set.frozen_s)
         self._idle_ranks.begin()
         self._silence = Silence(self._set, None)
@@ -54,23 +52,11 @@ class HangDetector:
         self._begin()
         self._silence.from_s = now_s if isfinite(now_s) else None
 
-    def allow(self, name: str, until_s: float) -> bool:
-        """Switch a rule of `allowed` on until then, or off (a past time). Return whether the rule exists."""
-        if name not in self._seconds or until_s != until_s:
-            return False
-        self._allowed_until_s[name] = until_s
-        return True
-
     def ended(self, rank: int) -> None:
         """Note that a rank has ended and is not waited for any more."""
         if 0 <= rank < len(self._ranks) and self._ranks[rank].presence is not Presence.ENDED:
             self._ranks[rank].presence = Presence.ENDED
             self._any_ended = self._just_ended = True
-
-    def progressed(self, at_s: float) -> None:
-        """Record progress that the caller has observed by other means."""
-        if isfinite(at_s) and self._progress.note_step(at_s, self._silence.is_excused):
-            self._silence = Silence(self._set, at_s)
 
     def lasts(self, hang: Hang) -> bool:
         """Return whether there was no progress since this was found."""
@@ -106,15 +92,9 @@ class HangDetector:
         seen_s, late = self._seen_until(now_s)
         limit_s = self.limit_s()
         silence_s = 0.0 if seen_s is None else seen_s - silence.from_s
-        on_s = [self._seconds[name] for name, until_s in self._allowed_until_s.items() if until_s > now_s]
-        if on_s:
-            silence.is_excused, silence.ruled_until_s = True, now_s
-            if limit_s is not None:
-                limit_s = max(limit_s, *on_s)
-        if self._just_ended:  # the job continues to its end
+        if self._just_ended:  # the job continues to its end: from here on the usual limit counts
             self._just_ended, silence.ruled_until_s = False, now_s
-        if not on_s and silence.ruled_until_s > -inf and seen_s is not None:
-            # The allowed phase has ended: from here on the usual limit counts.
+        if silence.ruled_until_s > -inf and seen_s is not None:
             silence_s = min(silence_s, seen_s - silence.ruled_until_s)
         stuck_s = limit_s
         if limit_s is not None and silence_s >= limit_s:
@@ -124,7 +104,7 @@ class HangDetector:
             return stopped
         if self._progress.has_stepped and not self._any_ended:
             self._idle_ranks.begin()
-        elif not on_s:
+        else:
             idle = self._idle_ranks.look(self._ranks, now_s)
             if idle is not None:
                 return idle

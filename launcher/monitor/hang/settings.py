@@ -7,13 +7,6 @@ from typing import NamedTuple
 STACKS_S = 6.0  # for all nodes to send the stacks of their ranks
 
 
-class AllowedSilence(NamedTuple):
-    """A phase in which a longer silence is allowed: an evaluation, a checkpoint."""
-
-    name: str
-    seconds: float  # limit of the silence during the phase
-
-
 class HangSettings(NamedTuple):
     """Limits of the detection, in seconds."""
 
@@ -32,4 +25,3 @@ class HangSettings(NamedTuple):
     outputs_needed: int = 10  # gaps between outputs before they are one: the output may be a server's
     output_busy_part: float = 0.8  # and ranks must work in this part of the time
     stacks_s: float = STACKS_S
-    allowed: tuple[AllowedSilence, ...] = ()

@@ -58,7 +58,6 @@ class Silence:
 
     @property
     def is_reported(self) -> bool:
-        """Whether a finding was reported."""
         return self._reported is not None
 
     def forget_facts(self) -> None:

@@ -23,8 +23,6 @@ MAX_ABSENT_PART = 0.5
 
 
 class AwaitedRanks(NamedTuple):
-    """The ranks that are waited for."""
-
     ranks: tuple[int, ...]
     by: tuple[int, ...]
     sleeps: bool  # all of them sleep on purpose

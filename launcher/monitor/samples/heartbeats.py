@@ -20,8 +20,6 @@ LOOK_S = 1.0  # the stats page has room for the records of some seconds
 
 
 class HeartbeatRank(Protocol):
-    """A rank of this node."""
-
     @property
     def rank(self) -> int: ...
     @property
@@ -73,8 +71,6 @@ class HeartbeatCopier:
 
 
 class _RankHeartbeats:
-    """The heartbeats of one rank."""
-
     def __init__(self, fd: int, writer: EventWriter) -> None:
         self._fd = fd
         self._writer = writer

@@ -32,8 +32,6 @@ class Logs(Protocol):
 
 
 class SampledRank(Protocol):
-    """A rank of this node."""
-
     @property
     def rank(self) -> int: ...
     @property

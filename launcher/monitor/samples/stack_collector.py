@@ -53,8 +53,6 @@ BLOCKED = "blocks the signal for its stacks"
 
 
 class StackRank(Protocol):
-    """A rank of this node."""
-
     @property
     def rank(self) -> int: ...
     @property
@@ -64,8 +62,6 @@ class StackRank(Protocol):
 
 
 class _RankQuery:
-    """One rank of a collection."""
-
     def __init__(self, rank: StackRank) -> None:
         self.rank = rank.rank
         self.pid = rank.pid

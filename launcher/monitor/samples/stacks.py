@@ -47,8 +47,6 @@ class Thread(NamedTuple):
 
 
 class Source(Enum):
-    """The source of the stacks."""
-
     HANDLER = "handler"  # the rank itself, in a signal handler
     PY_SPY = "py-spy"
     KERNEL = "kernel"  # no Python stacks available
@@ -56,8 +54,6 @@ class Source(Enum):
 
 
 class RankStacks(NamedTuple):
-    """The stacks of one rank."""
-
     rank: int
     pid: int
     source: Source

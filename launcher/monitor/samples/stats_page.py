@@ -71,8 +71,6 @@ class StatsPage(NamedTuple):
 
 
 class HeartbeatRecord(NamedTuple):
-    """The record of a heartbeat."""
-
     number: int  # from 1 on
     mono_ns: int
     body: bytes  # as in the stats page
@@ -127,7 +125,6 @@ class StatsPages:
         return self._named[:]
 
     def close(self) -> None:
-        """Release all pages."""
         for fd in self._fds:
             os.close(fd)
         for path in self._named:

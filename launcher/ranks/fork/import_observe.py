@@ -23,7 +23,7 @@ MAX_USES_BYTES = 32 << 20
 MAX_SOURCE_BYTES = 4 << 20
 MAX_NATIVE_BYTES = 512 << 20  # of an extension module
 MAX_USERS_FILES = 2000
-SUFFIXES = IMPORTS, USES, PLAN = ".imports", ".uses", ".plan"
+IMPORTS, USES, PLAN = ".imports", ".uses", ".plan"
 _MAX_PLAN_BYTES = 4 << 20
 
 

@@ -97,8 +97,6 @@ class RankRead(NamedTuple):
 
 
 class WatchNotes(NamedTuple):
-    """The notes of a Watch."""
-
     modules: Mapping[str, Module]
     needs: Mapping[str, Collection[str]]
     uses: Sequence[StateUse]

@@ -17,8 +17,6 @@ _MAX_NAMED = 3  # variables in one reason
 
 
 class ForkMode(Enum):
-    """--fork-ranks."""
-
     AUTO = "auto"
     RESTARTS = "restarts"
     ON = "on"

@@ -28,7 +28,6 @@ class Masks(NamedTuple):
     by_rank: dict[int, int]
 
     def of(self, local_rank: int) -> int:
-        """Return the mask of one rank."""
         return self.by_rank.get(local_rank, self.every)
 
 
@@ -59,12 +58,14 @@ def parse_masks(text: str, flag: str = "--redirects") -> Masks:
     return Masks(0, by_rank)
 
 
-def parse_local_ranks(text: str, flag: str = "--local-ranks-filter") -> frozenset[int]:
+def parse_local_ranks(text: str) -> frozenset[int]:
     """Parse `0,1,12`; an empty text means no filter."""
     try:
         return frozenset(int(part) for part in text.split(",")) if text else frozenset()
     except ValueError:
-        raise ConfigError(f"{flag} {text!r}: give local ranks separated by commas, as in 0,1") from None
+        raise ConfigError(
+            f"--local-ranks-filter {text!r}: give local ranks separated by commas, as in 0,1"
+        ) from None
 
 
 def attempt_dir(run_dir: str, attempt: int) -> str:

@@ -142,14 +142,6 @@ def written_first(ranges: Sequence[Range], written: Sequence[Range]) -> tuple[Ra
     return (*early, *late)
 
 
-def read_bytes(entry: PrefetchEntry) -> int:
-    """Return the number of bytes that are read of it."""
-    size = entry.size
-    if not entry.ranges:
-        return size
-    return sum(max(0, min(count * UNIT_BYTES, size - first * UNIT_BYTES)) for first, count in entry.ranges)
-
-
 def split(entry: PrefetchEntry) -> list[ReadTask]:
     """Split the entry into pieces of about PIECE_BYTES."""
     if entry.kind != FILE:
@@ -378,7 +370,6 @@ def make_probe(entry: PrefetchEntry, size: int, mtime_ns: int) -> CacheProbe:
 
 
 def format_probe(probe: CacheProbe) -> str:
-    """Return the probe as a line."""
     return f"{probe.offset} {probe.size} {probe.mtime_ns} {probe.path}"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from bootseer.linux.memory_limits import read_memory
+from bootseer.linux.cgroups import read_memory
 from bootseer.linux.page_cache import is_cached
 from launcher.ranks.start_trace.files import JobKey
 from launcher.ranks.start_trace.plan import (

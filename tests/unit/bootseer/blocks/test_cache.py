@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import open_cache as open_user_cache
 from bootseer.blocks.cache import GONE, Cache
+from bootseer.blocks.cache import open_cache as open_user_cache
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import USE_BYTE
 from bootseer.cache_folder import Limit

@@ -17,8 +17,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.present import HEADER_BYTES
-from bootseer.blocks.sums import BLOCK_CHECKSUMS
 from bootseer.blocks.tree_cache import TreeCache
+from bootseer.blocks.tree_files import BLOCK_CHECKSUMS
 from bootseer.tree.index import BLOCK_BYTES
 from tests.unit.bootseer.blocks.trees import make_tree, open_root
 

@@ -18,8 +18,8 @@ from bootseer.blocks.device import BlockSource, CachedDevice, open_device
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.recorder import Recorder
 from bootseer.errors import BootseerError, IntegrityError, NotFound
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.tree.index import BLOCK_BYTES
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.blocks.trees import make_store, make_tree, open_cache, open_root
 
 TREE = make_tree(24)

@@ -18,9 +18,9 @@ from bootseer.blocks.cache import Cache
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.cache_folder import Limit
 from bootseer.errors import BootseerError, ConfigError, IntegrityError, NotFound, StorageTimeout, Unavailable
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.tree import compression
 from bootseer.tree.index import BLOCK, Index
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.blocks.trees import Tree, assert_right, make_store, make_tree, open_cache, open_root
 
 TREE = make_tree(24)

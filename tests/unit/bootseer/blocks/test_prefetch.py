@@ -20,7 +20,7 @@ from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.prefetch import Phase, Prefetcher
 from bootseer.cache_folder import Limit
 from bootseer.errors import NotFound, Unavailable
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.blocks.trees import assert_right, fill_all, make_store, make_tree, open_cache, open_root
 
 TREE = make_tree(60, pack_bytes=1 << 20)

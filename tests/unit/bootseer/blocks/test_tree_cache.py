@@ -12,9 +12,8 @@ import pytest
 from bootseer import crc
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.present import HEADER_BYTES
-from bootseer.blocks.sums import BLOCK_CHECKSUMS, GRANULE_BYTES, checksum_block
 from bootseer.blocks.tree_cache import TreeCache
-from bootseer.blocks.tree_files import TreeFiles
+from bootseer.blocks.tree_files import BLOCK_CHECKSUMS, GRANULE_BYTES, TreeFiles, checksum_block
 from bootseer.tree.index import BLOCK_BYTES
 from tests.unit.bootseer.blocks.trees import Tree, fill_all, make_tree, open_cache, open_root
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.cache_folder import Limit
-from bootseer.testing.faulty_store import Fault, FaultyStore
 from bootseer.tree import compression
 from bootseer.tree.block_codec import block_digest, pack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, UNIT_BYTES, Index, digest_of, encode
+from tests.testing.faulty_store import Fault, FaultyStore
 from tests.unit.bootseer.storage.slow_store import SlowStore
 
 

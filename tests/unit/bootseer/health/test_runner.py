@@ -103,7 +103,7 @@ def test_who_was_stopped_itself_calls_nobody_late(tmp_path: Path, monkeypatch: p
 def test_a_check_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a disk: SIGKILL does nothing."""
     left: list[int] = []
-    monkeypatch.setattr(runner, "_waits_in_the_kernel", lambda _: True)
+    monkeypatch.setattr(runner, "waits_in_kernel", lambda _: True)
     with monkeypatch.context() as patch:
         patch.setattr(runner._Child, "_kill", lambda child: left.append(child.pid))
         began_s = time.monotonic()
@@ -310,7 +310,7 @@ def test_own_check_that_cannot_be_run(own: Callable[..., list[Finding]], tmp_pat
 
 def test_what_still_waits_from_an_earlier_look_is_not_joined_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner._Child, "_kill", lambda _: None)  # as one that waits in the kernel
-    monkeypatch.setattr(runner, "_waits_in_the_kernel", lambda _: True)
+    monkeypatch.setattr(runner, "waits_in_kernel", lambda _: True)
     left: dict[tuple[str, str], int] = {}
     (hung,) = next(run_tasks([Task("made", "there", hang)], 0.1, left))
     assert hung.level == HUNG and "its process cannot be ended" in hung.what

@@ -26,7 +26,7 @@ from bootseer.health.finding import (
 from bootseer.health.limits import Limits
 from bootseer.health.network_facts import Link
 from bootseer.health.nvml import Gpu
-from bootseer.linux.memory_limits import Memory
+from bootseer.linux.cgroups import Memory
 
 LIMITS = Limits()
 SIZES = st.integers(0, 2**50)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from bootseer.errors import BootseerError, PermissionDenied, StorageError, Unavailable
-from bootseer.image import Registry, parse_reference
+from bootseer.image.registry import Registry
 from bootseer.storage.oci.manifest import Descriptor
-from bootseer.storage.oci.reference import Reference
-from bootseer.testing.registry import write_auth_file
-from bootseer.testing.store_suite import runs
+from bootseer.storage.oci.reference import Reference, parse_reference
+from tests.testing.registry import write_auth_file
+from tests.testing.store_suite import runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
 
 PASSWORD = "pass/word"

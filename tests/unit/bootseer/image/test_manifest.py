@@ -206,7 +206,7 @@ def test_the_same_tree_has_the_same_manifest() -> None:
     def make() -> bytes:
         packs = [blob("p1", TREE_PACK), blob("p2", TREE_PACK)]
         return encode(
-            to_tree_manifest(blob("h", TREE), blob("i", TREE_INDEX), packs, subject=subject, annotations={}),
+            to_tree_manifest(blob("h", TREE), blob("i", TREE_INDEX), packs, subject=subject),
             "here",
         )
 
@@ -221,9 +221,7 @@ def test_the_same_tree_has_the_same_manifest() -> None:
 def test_a_manifest_may_not_be_too_large() -> None:
     packs = [blob(str(number), TREE_PACK) for number in range(40_000)]
     with pytest.raises(IntegrityError, match="registries take"):
-        encode(
-            to_tree_manifest(blob("h", TREE), blob("i", TREE_INDEX), packs, subject=None, annotations={}), "here"
-        )
+        encode(to_tree_manifest(blob("h", TREE), blob("i", TREE_INDEX), packs, subject=None), "here")
 
 
 def test_traces() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from bootseer.errors import DigestMismatch, StorageError, Unavailable
-from bootseer.image import Registry, parse_reference, uploads
+from bootseer.image import uploads
+from bootseer.image.registry import Registry
 from bootseer.storage.oci.manifest import Descriptor, digest_of
-from bootseer.testing.registry import Certificates, make_certificates, write_auth_file
-from bootseer.testing.store_suite import pattern, runs
+from bootseer.storage.oci.reference import parse_reference
+from tests.testing.registry import Certificates, make_certificates, write_auth_file
+from tests.testing.store_suite import pattern, runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
 
 CHUNK = 100_000

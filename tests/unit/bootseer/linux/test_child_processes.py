@@ -40,7 +40,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         kernel.kill(process)
 
     monkeypatch.setattr(subprocess.Popen, "kill", kill)
-    monkeypatch.setattr(child_processes, "_waits_in_kernel", lambda _pid: True)
+    monkeypatch.setattr(child_processes, "waits_in_kernel", lambda _pid: True)
     monkeypatch.setattr(child_processes, "IN_KERNEL_S", 0.0)
     yield kernel
     kernel.let_go()

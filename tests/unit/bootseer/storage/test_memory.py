@@ -9,7 +9,7 @@ import pytest
 
 from bootseer.errors import AlreadyExists, NotFound
 from bootseer.storage import memory, open_store
-from bootseer.testing.store_suite import read, runs
+from tests.testing.store_suite import read, runs
 
 
 @runs()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import StorageError
 from bootseer.storage.paths import check_path, is_chained, join, redact, scheme_of
-from bootseer.testing.store_suite import BAD_PATHS, NAMES
+from tests.testing.store_suite import BAD_PATHS, NAMES
 
 parts = st.sampled_from(["a", "..", ".", "", "b c", "%2e%2e", "~", "...", "\\", "\0", "ü", "-", "C:", "a\n"])
 

@@ -23,12 +23,12 @@ from bootseer.errors import (
 )
 from bootseer.storage import open_store
 from bootseer.storage.memory import forget
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.tree import compression, index
 from bootseer.tree.head import PAYLOAD_TYPE, Head, make_head
 from bootseer.tree.index import Index, digest_of, index_path
 from bootseer.tree.opening import OpenedTree, open_tree, publish_tree, read_head, read_index_bytes
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, seal
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from bootseer.errors import BootseerError
 from bootseer.storage import Store, open_store
 from bootseer.storage.fsspec.store import FsspecStore
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.faulty_store import FaultyStore
 from bootseer.trust import owners
 from bootseer.trust.owners import why_not_lineage, why_not_trusted_owner
+from tests.testing.faulty_store import FaultyStore
 
 numbers = itertools.count()
 

@@ -14,8 +14,8 @@ from bootseer.storage import Store
 from bootseer.storage.local.store import LocalStore
 from bootseer.storage.memory import MemoryStore, forget
 from bootseer.storage.small_files import read_small
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, seal
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 TYPE = "application/vnd.bootseer.test+json"
 ADA, EVE = SigningKey.make(name="ada"), SigningKey.make(name="eve")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.completion import main, parsers, without_date, write_pages, write_shared
+from launcher.cli.completion import main, parsers
 from launcher.cli.flags import FLAGS
+from scripts.man import without_date, write_pages, write_shared
 from tests.support import needs_program
 
 SHARE = Path(__file__).parents[4] / "share"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bootseer.checkpoint.io import capacity
 from bootseer.checkpoint.io.capacity import ARENA, DIRECT, Capacity, allowed, decide, parse_bytes
 from bootseer.errors import UsageError
-from bootseer.linux.memory_limits import Memory, read_memory
+from bootseer.linux.cgroups import Memory, read_memory
 
 GIB = 1 << 30
 

@@ -16,7 +16,7 @@ from bootseer.checkpoint.io import local_source, memory
 from bootseer.checkpoint.io.memory import HUGE_PAGE_BYTES, PAGE_BYTES, allocate, place
 from bootseer.checkpoint.opening import open_source
 from bootseer.errors import CheckpointError, StorageError
-from bootseer.linux.memory_limits import Memory
+from bootseer.linux.cgroups import Memory
 from bootseer.storage.engine.revocable_buffer import address_of
 from tests.unit.bootseer.checkpoint.sources import noise, put
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bootseer.checkpoint.io.source import SourceFile
 from bootseer.checkpoint.service import prefetch
 from bootseer.checkpoint.service.prefetch import PIECE_BYTES, Position, RecordedFile, Recording
-from bootseer.checkpoint.service.traces import MAX_FILES, Recordings, cache_folder
+from bootseer.checkpoint.service.release import MAX_FILES, Recordings, cache_folder
 from bootseer.storage.engine.extents import Extents
 
 MIB = 1 << 20

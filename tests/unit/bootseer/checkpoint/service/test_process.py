@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from bootseer.checkpoint.service import process
-from bootseer.checkpoint.service.process import DIRECTORY, Child, end_child, make_directory, sweep
+from bootseer.checkpoint.service.process import (
+    DIRECTORY,
+    Child,
+    close_inherited,
+    end_child,
+    fork_child,
+    make_directory,
+    sweep,
+)
 from bootseer.ipc.channel import Channel
 from bootseer.linux import child_processes
 
@@ -57,7 +65,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     kill, pid = os.kill, os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     monkeypatch.setattr(os, "kill", lambda _pid, _signum: None)
-    monkeypatch.setattr(child_processes, "_waits_in_kernel", lambda _pid: True)
+    monkeypatch.setattr(child_processes, "waits_in_kernel", lambda _pid: True)
     monkeypatch.setattr(child_processes, "IN_KERNEL_S", 0.0)
     yield Child(pid, Channel(ours))
     theirs.close()
@@ -73,3 +81,22 @@ def test_a_child_that_waits_in_the_kernel_does_not_block_the_service(stuck: Chil
         selector.register(stuck.lines.fd, selectors.EVENT_READ)
         end_child(stuck, selector, may_leave=True)
         assert not selector.get_map()
+
+
+def test_a_child_has_no_part_in_the_connections_of_the_service() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with selectors.DefaultSelector() as selector, theirs:
+        selector.register(ours.fileno(), selectors.EVENT_READ)
+
+        def work(connection: socket.socket) -> None:
+            connection.sendall(b"{}\n")
+            connection.recv(1)  # until its end
+
+        child = fork_child(work, lambda: close_inherited(selector))
+        selector.register(child.lines.fd, selectors.EVENT_READ)
+        assert child.lines.receive(10.0) == {}
+        selector.unregister(ours.fileno())
+        ours.close()
+        theirs.settimeout(10.0)
+        assert theirs.recv(1) == b""
+        end_child(child, selector)

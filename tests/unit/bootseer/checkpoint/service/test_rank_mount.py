@@ -108,13 +108,6 @@ def test_why_there_is_none(how: str, setting: Setting) -> None:
     assert path == "" and why and not setting.lost
 
 
-def test_a_child_of_the_service_has_no_part_in_it(setting: Setting) -> None:
-    setting.mount.close_inherited()  # here there is no other copy
-    setting.process.connection.recv(1000)
-    assert setting.process.connection.recv(1) == b""
-    setting.mount._lines = None
-
-
 def test_a_process_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_process(*_args: object, **_more: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -70,9 +70,6 @@ class Mount:
     def end(self) -> None:
         self.calls.append("end")
 
-    def close_inherited(self) -> None:
-        self.calls.append("close")
-
 
 class Copy:
     """In place of the process that copies to the disk."""
@@ -92,9 +89,6 @@ class Copy:
 
     def end(self) -> None:
         self.calls.append("end")
-
-    def close_inherited(self) -> None:
-        self.calls.append("close")
 
 
 def no_fork(_work: object) -> Any:
@@ -220,8 +214,6 @@ def test_a_copy_is_a_path_too(setting: Setting) -> None:
     assert copy.calls == [("https://h/m.pt", "", "d", 10, "/peers")]
     copy.then("/copies", "", "")
     assert setting.found == [RankPath("/copies/m.pt")]
-    setting.of_ranks.close_inherited()
-    assert copy.calls[-1] == "close"
     setting.arena = setting.arena or Arena([SourceFile("a", 1)], [UNIT_BYTES])
 
 
@@ -251,8 +243,6 @@ def test_a_mount_gives_up_the_arena_too(setting: Setting) -> None:
     assert setting.paths == ["/mnt"]
     setting.give_back()
     assert mount.calls == ["let go"] and setting.given_back == 1
-    setting.of_ranks.close_inherited()
-    assert mount.calls == ["let go", "close"]
 
 
 def test_names_that_no_directory_has(setting: Setting, tmp_path: Path) -> None:

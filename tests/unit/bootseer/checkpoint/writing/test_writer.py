@@ -40,7 +40,7 @@ from bootseer.errors import (
 from bootseer.storage.local.store import LocalStore
 from bootseer.storage.memory import MemoryStore
 from bootseer.storage.protocol import Store
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.checkpoint.crashing import CrashingStore, Died, FailingStore, StagingStore
 
 SMALL = Geometry(unit_bytes=4096, stripes=3)

@@ -20,8 +20,8 @@ from bootseer.env.capture.hot_imports import (
 from bootseer.errors import NotFound
 from bootseer.storage import open_store
 from bootseer.storage.memory import forget
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.trust import KeyDirectory, PublicKey, SigningKey, Trust, TrustedKey, seal
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 TREE, WORKLOAD = "ab" * 32, "0123456789abcdef"
 PATH = f"imports/{TREE}/{WORKLOAD}.json"

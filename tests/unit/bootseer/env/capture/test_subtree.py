@@ -11,10 +11,10 @@ import pytest
 
 from bootseer.env.capture import subtree as subtrees
 from bootseer.env.capture.subtree import subtree
-from bootseer.testing.trees import Node, make_tree, write_tree
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Index, check
+from tests.testing.trees import Node, make_tree, write_tree
 
 
 def index_of(directory: Path) -> Index:

@@ -14,10 +14,10 @@ from bootseer.env.capture.walk import walk
 from bootseer.env.restore.in_place import paths_of
 from bootseer.env.restore.markers import digest_of
 from bootseer.env.restore.move import ComputedWalk, known_directory
-from bootseer.testing.trees import make_tree, write_tree
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import Index
+from tests.testing.trees import make_tree, write_tree
 
 
 def index_of(folder: Path) -> Index:

@@ -24,10 +24,10 @@ from bootseer.env.restore.relocate import (
     rewrite_script,
     why_not,
 )
-from bootseer.testing.trees import MemoryPacks
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from tests.made_trees import file, folder, make
+from tests.testing.trees import MemoryPacks
 
 OLD, NEW = b"/opt/venv", b"/scratch/job/env"
 MOVES = [(OLD, NEW)]

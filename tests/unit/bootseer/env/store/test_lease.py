@@ -35,7 +35,7 @@ from bootseer.env.store.lease_record import (
 from bootseer.errors import IntegrityError, PermissionDenied, StorageError, Unavailable
 from bootseer.storage import Store, open_store
 from bootseer.storage.memory import forget
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 T = TypeVar("T")
 KEY = "c" * 64

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import IntegrityError
-from bootseer.linux.memory_limits import Memory
+from bootseer.linux.cgroups import Memory
 from bootseer.mounts.tree_daemon.prefetch_worker import BATCH_BLOCKS, ReadAhead, has_room
 from bootseer.mounts.tree_daemon.read_ahead_plan import HotPieces
 from bootseer.tree.builder.building import BuiltTree

@@ -26,8 +26,8 @@ from bootseer.mounts.tree_daemon.traces import (
 from bootseer.storage import open_store
 from bootseer.storage.memory import forget
 from bootseer.storage.small_files import read_small
-from bootseer.testing.faulty_store import FaultyStore
 from bootseer.trust import KeyDirectory, PublicKey, SigningKey, Trust, TrustedKey, parse
+from tests.testing.faulty_store import FaultyStore
 
 TREE = "ab" * 32
 COUNT = 50

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bootseer.errors import BootseerError, NotFound, SourceChanged, StorageTimeout, Truncated, Unavailable
 from bootseer.storage.engine.pace import ConcurrencyLimit
 from bootseer.storage.engine.ranges import RangeReader, RangeRequest
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.storage.slow_store import SlowStore, content
 from tests.unit.bootseer.storage.virtual import elapsed_s, run
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import Truncated, Unavailable
 from bootseer.storage.engine.ranges import HEDGING_BUFFERS, RangeReader
-from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
+from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.storage.engine.test_ranges import (
     PIECE,
     assert_quiet,

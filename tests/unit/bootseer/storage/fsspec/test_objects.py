@@ -23,10 +23,10 @@ from bootseer.errors import (
 )
 from bootseer.storage import open_store
 from bootseer.storage.fsspec.objects import ObjectStore
-from bootseer.testing.store_suite import pattern, read, runs
 from bootseer.tuning import DEFAULTS
 from tests.contract import servers
 from tests.support import find_free_port, wait_until
+from tests.testing.store_suite import pattern, read, runs
 
 KEYS = {"access_key_id": "test", "secret_access_key": "hunter2", "region": "us-east-1"}
 

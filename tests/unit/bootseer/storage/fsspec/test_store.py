@@ -23,8 +23,8 @@ from bootseer.errors import (
     Unavailable,
 )
 from bootseer.storage.fsspec.store import INSTANCES, FsspecStore
-from bootseer.testing.store_suite import pattern, read, runs
 from tests.support import wait_until
+from tests.testing.store_suite import pattern, read, runs
 
 DATA = pattern(100_000)
 

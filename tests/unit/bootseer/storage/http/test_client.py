@@ -13,7 +13,7 @@ from bootseer.errors import Unavailable
 from bootseer.storage.engine.cancelling import CancelHandle
 from bootseer.storage.engine.counts import StoreCounters
 from bootseer.storage.http.client import HttpClient, HttpResponse
-from bootseer.testing.faulty_http import FaultyHttpServer
+from tests.testing.faulty_http import FaultyHttpServer
 
 
 @pytest.fixture

@@ -36,10 +36,10 @@ from bootseer.errors import (
 )
 from bootseer.storage import open_at, open_store
 from bootseer.storage.http.store import HttpStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from bootseer.testing.store_suite import pattern, read, runs
 from tests.contract.servers import RangeHandler, serve
 from tests.support import find_free_port, wait_until
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.store_suite import pattern, read, runs
 
 SIZE = 3 << 20
 DATA = pattern(SIZE)

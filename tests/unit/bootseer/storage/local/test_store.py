@@ -35,8 +35,8 @@ from bootseer.storage.local import reading as local_reading
 from bootseer.storage.local import store as local
 from bootseer.storage.local import writing as local_writing
 from bootseer.storage.local.store import LocalStore
-from bootseer.testing.store_suite import pattern, read, runs
 from tests.support import wait_until
+from tests.testing.store_suite import pattern, read, runs
 
 MIB = 1 << 20
 

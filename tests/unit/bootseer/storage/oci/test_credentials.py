@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bootseer.errors import ConfigError
-from bootseer.image import parse_reference
 from bootseer.storage.oci import credentials as oci_credentials
 from bootseer.storage.oci.credentials import Credentials, find_credentials, shown_files
 from bootseer.storage.oci.options import RegistryPlace, origin_of
+from bootseer.storage.oci.reference import parse_reference
 
 SECRET = "s3cret/word:with=signs"
 

@@ -25,8 +25,8 @@ from bootseer.errors import (
     Unavailable,
     Untrusted,
 )
-from bootseer.image import Registry, parse_reference
 from bootseer.image.artifacts import pull_tree
+from bootseer.image.registry import Registry
 from bootseer.storage import RangeReader, RangeRequest, open_store
 from bootseer.storage.memory import forget
 from bootseer.storage.oci import store as oci_module
@@ -42,15 +42,15 @@ from bootseer.storage.oci.manifest import (
     WORKLOAD,
     digest_of,
 )
-from bootseer.storage.oci.reference import tree_tag
+from bootseer.storage.oci.reference import parse_reference, tree_tag
 from bootseer.storage.oci.store import OciStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from bootseer.testing.registry import Certificates, make_certificates
-from bootseer.testing.store_suite import read, runs
 from bootseer.tree.opening import open_tree, read_head
 from bootseer.trust import SigningKey, Trust
 from bootseer.trust.keys import PublicKey, TrustedKey
 from tests.contract.servers import serve
+from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.testing.registry import Certificates, make_certificates
+from tests.testing.store_suite import read, runs
 from tests.unit.bootseer.image.small_registry import SmallRegistry
 from tests.unit.bootseer.image.trees import WORKLOAD as ONE_WORKLOAD
 from tests.unit.bootseer.image.trees import SmallTree, make_tree

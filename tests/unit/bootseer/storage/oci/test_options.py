@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bootseer.errors import ConfigError
-from bootseer.image import parse_reference
 from bootseer.storage.oci.options import is_loopback, origin_of, places_of, read_options
+from bootseer.storage.oci.reference import parse_reference
 
 HOME = {"HOME": "/home/me"}
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
-from bootseer.image import Reference, parse_reference
-from bootseer.storage.oci.reference import parse_registry, referrers_tag
+from bootseer.storage.oci.reference import Reference, parse_reference, parse_registry, referrers_tag
 
 HEX = "0123456789abcdef" * 4
 DIGEST = f"sha256:{HEX}"

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, NotFound, PermissionDenied, SourceChanged
-from bootseer.testing.trees import MemoryPacks, listing, make_tree, snapshot, write_tree
 from bootseer.tree.builder import building, packing
 from bootseer.tree.builder import from_directory as from_directory
 from bootseer.tree.builder.building import BuiltTree, build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, decode
+from tests.testing.trees import MemoryPacks, listing, make_tree, snapshot, write_tree
 
 MIB = 1 << 20
 

@@ -33,14 +33,6 @@ from bootseer.errors import (
     Truncated,
 )
 from bootseer.storage.oci.manifest import Descriptor, digest_of
-from bootseer.testing.trees import (
-    FileFacts,
-    MemoryPacks,
-    listing,
-    write_blob,
-    write_layout,
-    write_layout_index,
-)
 from bootseer.tree.builder import tar_stream
 from bootseer.tree.builder.building import BuiltTree, build
 from bootseer.tree.builder.from_layers import LayersSource
@@ -48,6 +40,14 @@ from bootseer.tree.builder.layer_stream import read_layer
 from bootseer.tree.builder.oci_layout import LayoutImage
 from bootseer.tree.builder.tar_stream import MAX_HEADER_BYTES, TarStream
 from bootseer.tree.index import BLOCK_BYTES, Config
+from tests.testing.trees import (
+    FileFacts,
+    MemoryPacks,
+    listing,
+    write_blob,
+    write_layout,
+    write_layout_index,
+)
 
 TIME = 1_700_000_000
 MIB = 1 << 20

@@ -8,12 +8,12 @@ import stat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.testing.trees import MemoryPacks
 from bootseer.tree.builder.building import SourceContents, build
 from bootseer.tree.builder.packing import Packer
 from bootseer.tree.index import BLOCK_BYTES, HOLE, Index
 from bootseer.tree.inodes import Inode
 from bootseer.tree.unpack.plan import batches, files_of, plan
+from tests.testing.trees import MemoryPacks
 
 sizes = st.lists(
     st.sampled_from([0, 1, 5000, 70_000, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 9]), max_size=20

@@ -9,7 +9,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.testing.trees import MemoryPacks
 from bootseer.tree.builder.building import SourceContents, build
 from bootseer.tree.builder.packing import Packer
 from bootseer.tree.index import BLOCK_BYTES, HOLE, Index, check
@@ -17,6 +16,7 @@ from bootseer.tree.inodes import Inode
 from bootseer.tree.unpack import portions as materialise_portions
 from bootseer.tree.unpack.plan import files_of
 from bootseer.tree.unpack.portions import MIN_COST_BYTES, Portion, portions
+from tests.testing.trees import MemoryPacks
 
 SIZES = (0, 1, 5000, 70_000, BLOCK_BYTES, BLOCK_BYTES + 1, 9 * BLOCK_BYTES + 9)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import NotFound
-from bootseer.testing.trees import MemoryPacks
 from bootseer.tree.builder.building import SourceContents, build
 from bootseer.tree.builder.packing import Packer
 from bootseer.tree.index import BLOCK_BYTES, Index
 from bootseer.tree.inodes import Inode
 from bootseer.tree.unpack.reading import LocalBlocks
+from tests.testing.trees import MemoryPacks
 
 BLOCKS = 200
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from bench.hang_healthy import KINDS, Found, hang_once, healthy, watch
 from bench.hang_jobs import CADENCES_S, HANGS, LOOK_S, Job, draw_plan, tame
 from launcher.base.facts import Hang, HangKind, RankFacts
-from launcher.monitor.hang.cadence import Cadence
 from launcher.monitor.hang.detector import HangDetector
-from launcher.monitor.hang.progress import QUERY_PART
-from launcher.monitor.hang.settings import AllowedSilence, HangSettings
+from launcher.monitor.hang.progress import QUERY_PART, Cadence
+from launcher.monitor.hang.settings import HangSettings
 
 FIRST_S = HangSettings().first_s
 BUSY_S = HangSettings().busy_s
@@ -327,26 +325,6 @@ def test_output_of_a_server_is_no_cadence() -> None:
         assert is_quiet(detector.look([seen._replace(at_s=now_s)], now_s))
 
 
-def test_an_allowed_silence() -> None:
-    rules = HangSettings(allowed=(AllowedSilence("evaluation", 300.0),))
-    detector = HangDetector(4, rules)
-    assert not detector.allow("lunch", 100.0)
-    train(detector, 60)
-    assert detector.allow("evaluation", 200.0)
-    told = stand(detector, 60, 600)
-    assert [152 <= after_s <= 155 for after_s, _ in told] == [True]  # 15 s after it was off
-    detector = HangDetector(4, rules)
-    train(detector, 60)
-    detector.allow("evaluation", math.inf)
-    [(after_s, hang)] = stand(detector, 60, 600)
-    assert (hang.limit_s, 300 <= after_s <= 304) == (300.0, True)
-    # A gap that was allowed does not make the limit longer.
-    train(detector, 760, from_s=660)
-    detector.allow("evaluation", 0.0)
-    [(after_s, _)] = stand(detector, 760, 600)
-    assert after_s <= 15
-
-
 def test_a_new_attempt_keeps_what_was_learned_and_waits_for_its_first_step() -> None:
     detector = HangDetector(4)
     train(detector, 60)
@@ -432,19 +410,6 @@ def test_once_ranks_have_ended_the_rest_may_clean_up() -> None:
     assert (hang.limit_s, 120 <= after_s <= 126) == (120.0, True)
 
 
-def test_progress_that_is_reported_resets() -> None:
-    detector = HangDetector(4)
-    train(detector, 60)
-    assert len(stand(detector, 60, 40)) == 1
-    detector.progressed(100.0)
-    told = []
-    for now_s in range(102, 400, 2):
-        hang = detector.look(facts(now_s, 60, 1.0, 4), now_s)
-        if hang is not None:
-            told.append((now_s, hang.since_s))
-    assert told == [(200, 100.0)]  # that gap of 40 s was healthy, then
-
-
 def test_a_finding_that_changes_is_reported_again() -> None:
     def change(rank: int, past_s: float) -> dict[str, Any]:
         return {"cpu_s": 30 + max(0.0, past_s - 30)} if rank == 1 else {}
@@ -516,16 +481,15 @@ odd_facts = st.builds(
 )
 calls = st.one_of(
     st.tuples(st.just("look"), st.lists(odd_facts, max_size=6), numbers),
-    st.tuples(st.sampled_from(["progressed", "new_attempt"]), numbers),
+    st.tuples(st.just("new_attempt"), numbers),
     st.tuples(st.just("ended"), st.integers(-2, 5)),
-    st.tuples(st.just("allow"), st.sampled_from(["a", "b"]), numbers),
 )
 
 
 @settings(max_examples=200)
 @given(st.integers(0, 4), st.lists(calls, max_size=30))
 def test_odd_input_never_raises(world: int, made: list[tuple[Any, ...]]) -> None:
-    few = HangSettings(1.0, 1.0, 2.0, 3.0, 4.0, allowed=(AllowedSilence("a", 10.0),))
+    few = HangSettings(1.0, 1.0, 2.0, 3.0, 4.0)
     detector = HangDetector(world, few)
     for name, *arguments in made:
         hang = getattr(detector, name)(*arguments)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from bootseer.errors import BootseerError
-from bootseer.testing.minihdfs_net import Net, Traffic, read_traffic
+from tests.testing.minihdfs_net import Net, Traffic, read_traffic
 
 READY_LIMIT_S = 60.0  # usually 4 to 8 s on two cores
 HTTP_TIMEOUT_S = 5.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.linux.cpu_limits import parse_quota, usable_cores
+from bootseer.linux.cgroups import parse_quota, usable_cores
 
 V2 = "sys/fs/cgroup/job.slice"
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from bootseer.testing.registry import Certificates, TokenIssuer
+from tests.testing.registry import Certificates, TokenIssuer
 
 _ISSUER = "tests' issuer"
 

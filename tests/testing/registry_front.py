@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from bootseer.testing.registry import RegistryServer
+from tests.testing.registry import RegistryServer
 
 _PASSED = ("accept", "authorization", "content-length", "content-range", "content-type", "host", "range")
 _INDEX = "application/vnd.oci.image.index.v1+json"

@@ -51,7 +51,7 @@ class Loopback:
     """The network 127.x.y.0/24: each host has an address, so the NameNode can separate DataNodes from clients."""
 
     def __init__(self) -> None:
-        self._subnet = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"  # noqa: S311  no secret
+        self._subnet = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
 
     def address(self, host: int) -> str:
         return f"{self._subnet}.{host + 10}"

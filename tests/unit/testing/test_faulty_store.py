@@ -8,7 +8,7 @@ import pytest
 
 from bootseer.errors import NotFound, PermissionDenied, SourceChanged, Unavailable
 from bootseer.storage.memory import MemoryStore, forget
-from bootseer.testing.faulty_store import RUBBISH, Fault, FaultyStore, Kind
+from tests.testing.faulty_store import RUBBISH, Fault, FaultyStore, Kind
 from tests.unit.bootseer.storage.virtual import elapsed_s, run
 
 DATA = bytes(range(100))

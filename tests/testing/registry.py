@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from bootseer.errors import BootseerError
-from bootseer.testing.minihdfs_nodes import Server, Starter
+from tests.testing.minihdfs_nodes import Server, Starter
 
 PROGRAM = "docker-registry"
 READY_LIMIT_S = 20.0

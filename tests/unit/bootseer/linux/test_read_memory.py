@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bootseer.linux.memory_limits import Memory, read_memory
+from bootseer.linux.cgroups import Memory, read_memory
 
 MEMINFO = "MemTotal:       100 kB\nMemFree:         20 kB\nMemAvailable:    60 kB\nHugePages_Total:       0\n"
 

@@ -1,6 +1,6 @@
 """Faulty peers: a real server that sends wrong data, hangs, stalls, drips, or breaks off.
 
-Run as `python -m bootseer.testing.faulty_peer FAULT FILE [options of bootseer.peers.serve]`.
+Run as `python -m tests.testing.faulty_peer FAULT FILE [options of bootseer.peers.serve]`.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from bootseer.testing import minihdfs_jars
-from bootseer.testing.minihdfs_net import CappedLinks, Loopback, Net
-from bootseer.testing.minihdfs_nodes import (
+from tests.testing import minihdfs_jars
+from tests.testing.minihdfs_net import CappedLinks, Loopback, Net
+from tests.testing.minihdfs_nodes import (
     Block,
     DataNode,
     MiniHdfsError,
@@ -310,7 +310,7 @@ def _free_ports(net: Net, address: str, count: int) -> list[int]:
         return [9800 + number for number in range(count)]  # the namespace is empty
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(10000, 32000)  # noqa: S311  no secret
+        port = random.randrange(10000, 32000)
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))

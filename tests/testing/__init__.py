@@ -1,0 +1,1 @@
+"""Fakes, suites and servers for tests and benches."""
