@@ -42,7 +42,7 @@ else:
 
         def load_json(data):
             """Decode JSON as json.loads does, but for spaces around it: one line. Raises: ValueError."""
-            text = data.decode() if isinstance(data, bytes) else data
+            text = data.decode("utf-8", "surrogatepass") if isinstance(data, bytes) else data
             text = text.strip(" \t\r\n")
             try:
                 value, end = _scan(text, 0)
@@ -67,23 +67,23 @@ else:
     class _Members(type):
         def __new__(mcs, name, bases, space):
             made = super().__new__(mcs, name, bases, space)
-            made._members = {}
+            made._members = []
             for key, value in space.items():
                 if not key.startswith("_") and not hasattr(value, "__get__"):
                     member = object.__new__(made)
                     member.name, member.value = key, value
-                    made._members[value] = member
+                    made._members.append(member)
                     type.__setattr__(made, key, member)
             return made
 
         def __call__(cls, value):
-            member = cls._members.get(value.value if type(value) is cls else value)
-            if member is None:
-                raise ValueError(f"{value!r} is not a valid {cls.__qualname__}")
-            return member
+            for member in cls:
+                if value is member or value == member.value:
+                    return member
+            raise ValueError(f"{value!r} is not a valid {cls.__qualname__}")
 
         def __iter__(cls):
-            return iter(cls._members.values())
+            return iter(cls._members)
 
         def __len__(cls):
             return len(cls._members)
@@ -100,7 +100,7 @@ else:
             type.__setattr__(cls, name, value)
 
     class Enum(metaclass=_Members):
-        """Base of enumerations: each public name of a class is a member."""
+        """Base of enumerations: each public name of a class is a member, and no two have one value."""
 
         def __repr__(self):
             return f"<{self}: {self.value!r}>"

@@ -53,11 +53,12 @@ else:
     )
     _Function = type(lambda: None)
 
-    def _create_of(fields, defaults):
+    def _create_of(name, fields, defaults):
         """Return the function that creates instances of a class."""
         if len(fields) >= len(_CREATE):
             return _create_large(fields, defaults)
-        code = _CREATE[len(fields)].__code__.replace(co_name="__new__", co_varnames=("_cls", *fields))
+        code = _CREATE[len(fields)].__code__
+        code = code.replace(co_name="__new__", co_qualname=f"{name}.__new__", co_varnames=("_cls", *fields))
         return _Function(code, globals(), "__new__", tuple(defaults.values()))
 
     def _create_large(fields, defaults):
@@ -108,7 +109,7 @@ else:
                 raise TypeError(f"{name}: a field without a default follows one with a default")
             defaults = {field: space.pop(field) for field in fields if field in space}
             made = {**_METHODS, "_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
-            made["__new__"] = _create_of(fields, defaults)
+            made["__new__"] = _create_of(name, fields, defaults)
             for place, field in enumerate(fields):
                 made[field] = _tuplegetter(place, None)
             return type(name, (tuple,), {**space, **made, **{key: space[key] for key in _METHODS if key in space}})

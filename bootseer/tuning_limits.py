@@ -161,7 +161,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         ),
         "upload_part_bytes": Limit(
             5 * MIB,
-            4 * GIB,
+            GIB,
             "Size of a part of an upload to S3, GCS or Azure",
             "sends fewer requests",
             "needs less memory",
@@ -277,7 +277,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         ),
         "cache_seed_s": Limit(
             0.5,
-            3600.0,
+            500.0,  # `bootseer warm` ends a worker after 600 s without progress
             "Time for which ranks wait for their compile cache",
             "compiles less after a slow fetch",
             "starts ranks sooner",

@@ -96,7 +96,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--address", default="", help="Address to listen on (default: all addresses of this node)")
     parser.add_argument("--port", type=int, default=0, help="Port to listen on (default: a free port)")
     parser.add_argument("--spool", required=True, help="Directory for the data that is stored for other nodes")
-    parser.add_argument("--spool-bytes", type=int, default=current().peers.spool_bytes)
+    parser.add_argument("--spool-bytes", type=int, default=None)
     parser.add_argument(
         "--upload-bytes-per-s",
         type=float,
@@ -112,7 +112,8 @@ def main(argv: Sequence[str], kind: type[PeerServer] = PeerServer) -> int:
     args = parse(argv)
     try:
         processes.allow_files(2 * current().peers.max_connections)
-        spool = Spool(args.spool, args.spool_bytes)
+        own_bytes = args.spool_bytes
+        spool = Spool(args.spool, current().peers.spool_bytes if own_bytes is None else own_bytes)
         with listen(args.address, args.port) as listener:
             server = kind(
                 listener, PeersFile(args.file, log=log), spool, upload_bytes_per_s=args.upload_bytes_per_s, log=log

@@ -85,6 +85,7 @@ class AttemptRecord:
 
     def note_exit(self, rank: Rank, status: int, time_ns: int) -> None:
         self._writer.instant(None, RANK_EXITED, rank=rank.rank, mono_ns=time_ns, status=status, cpu_s=rank.cpu_s)
+        self._watch.rank_ended(rank.rank)
 
     def stop(self) -> None:
         """Stop watching the start, as the attempt is over; `finish` follows."""
@@ -130,6 +131,7 @@ class StartWatch:
         self._done = False
         if after_s:
             self._timer = loop.call_later(after_s, self._begin)
+            self._look(list(self._waiting))
         else:
             self._begin()
 
@@ -151,13 +153,15 @@ class StartWatch:
 
     def finish(self) -> None:
         """End the watch, as the attempt is over; call back unless that was done."""
-        is_early = self._inotify is None
         self.stop()
         if not self._done:
             self._done = True
-            if is_early:
-                self._find_stepped(list(self._waiting))
             self._tell(not self._waiting)
+
+    def rank_ended(self, rank: int) -> None:
+        """Look for the first step of a rank that has ended, which no event may report in time."""
+        if not self._done:
+            self._look([rank])
 
     def _on_news(self) -> None:
         assert self._inotify is not None

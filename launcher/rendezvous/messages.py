@@ -69,6 +69,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)  # such as __path__, which each `from` import looks for
     from launcher.rendezvous import rare_messages
 
     # All of them: msgspec looks up the names of annotations here.

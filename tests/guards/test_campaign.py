@@ -38,12 +38,15 @@ def test_the_table_has_what_ci_leaves_out(family: Family, request: pytest.Fixtur
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.removeprefix("tests/"))
-def test_of_each_file_ci_runs_two_functions_at_least(file: PartFile) -> None:
+def test_of_each_file_ci_runs_two_functions_at_least(file: PartFile, request: pytest.FixtureRequest) -> None:
     text = (TOP / file.path).read_text(encoding="utf-8")
     functions = re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE)
     names = [name.rpartition("::")[2] for name in file.campaign]
     assert set(names) <= set(functions), "there is no such test any more"
     assert len(set(names)) == len(names) <= len(functions) - 2
+    if file.path in request.config.stash[campaign.files]:
+        found = [request.config.stash[campaign.counts].get(family.tests) for family in file.families]
+        assert found == [(1, 1)] * len(names), "a function with several cases is a family"
 
 
 def test_nothing_else_is_left_out() -> None:

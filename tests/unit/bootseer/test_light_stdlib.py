@@ -116,7 +116,7 @@ def test_json_is_decoded_alike(value: object) -> None:
 @given(st.text() | st.binary())
 def test_what_is_no_json_is_refused_alike(data: str | bytes) -> None:
     try:
-        found = json.loads(data if isinstance(data, str) else data.decode())
+        found = json.loads(data if isinstance(data, str) else data.decode("utf-8", "surrogatepass"))
     except ValueError:
         with pytest.raises(ValueError):
             light_stdlib.load_json(data)

@@ -57,15 +57,39 @@ def test_an_attempt_that_ends_before_is_looked_at_no_more(tmp_path: Path, monkey
     loop.close()
 
 
-@pytest.mark.parametrize("is_over", [True, False])
-def test_a_watch_that_begins_late_sees_what_was_before(is_over: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins_s", [60.0, 0.01])
+def test_a_watch_that_begins_late_sees_what_was_before(begins_s: float, tmp_path: Path) -> None:
     loop = Loop()
     (tmp_path / "0").write_bytes(STEP)
     told: list[bool] = []
-    watch = StartWatch(loop, {0: str(tmp_path / "0")}, told.append, 60.0 if is_over else 0.01)
-    assert told == []
-    if is_over:
-        watch.finish()
-    run_until(loop, lambda: bool(told))
+    StartWatch(loop, {0: str(tmp_path / "0")}, told.append, begins_s)
     assert told == [True]
+    run_for(loop, 0.05)
+    assert told == [True]
+    loop.close()
+
+
+def test_a_rank_that_has_ended_is_looked_at_at_once(tmp_path: Path) -> None:
+    loop = Loop()
+    told: list[bool] = []
+    watch = StartWatch(loop, {0: str(tmp_path / "0")}, told.append, 60.0)
+    (tmp_path / "0").write_bytes(STEP)
+    watch.rank_ended(0)
+    assert told == [True]
+    watch.finish()
+    assert told == [True]
+    loop.close()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 60.0])
+def test_a_step_that_was_not_seen_before_the_stop_counts_for_no_later_attempt(
+    after_s: float, tmp_path: Path
+) -> None:
+    loop = Loop()
+    told: list[bool] = []
+    watch = StartWatch(loop, {0: str(tmp_path / "0")}, told.append, after_s)
+    watch.stop()
+    (tmp_path / "0").write_bytes(STEP)
+    watch.finish()
+    assert told == [False]
     loop.close()
