@@ -9,7 +9,7 @@ DEMO_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-demo)
 MAN_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-man)
 DOCS_READY := $(VENV)/.ready-docs
 # So many tests at a time, more than cores as many of them wait; 0 for all in one process.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
 BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile env_key report \
