@@ -44,7 +44,7 @@ class NodeInterface(Protocol):
     def complain(self, text: str) -> None: ...  # logs an error, which --quiet does not omit
     def prepare(self, world: messages.World) -> RankGroup: ...
     def spawn(self, group: RankGroup) -> None: ...
-    def carry_out(self, order: messages.ForwardedOrder) -> None: ...
+    def carry_out(self, order: messages.FromCoordinator) -> None: ...
     def observe_start(self, group: RankGroup) -> None: ...
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None: ...
     def stopping(self) -> None: ...  # the ranks have received the stop signal
@@ -204,10 +204,8 @@ class Agent:
             case messages.Finish(status):
                 self._patience.cancel()
                 self._node.report(message)
-                if self._is_given_up:
-                    self._stop_then_end(status)  # its ranks are of an attempt that is over
-                else:
-                    self._end(status)
+                # Ranks of a node that was given up are of an attempt that is over.
+                (self._stop_then_end if self._is_given_up else self._end)(status)
             case messages.Welcome(_, open_membership):
                 self._is_member, self._is_given_up = True, False
                 if self._failed_optimization:
@@ -233,15 +231,7 @@ class Agent:
             case messages.Spare(nodes):
                 self._is_spare = True
                 self._node.say(_spare_line(nodes))
-            case (
-                messages.SetupOrder()
-                | messages.HangReport()
-                | messages.RuleReport()
-                | messages.FailureRecordMessage()
-                | messages.RecoveryStep()
-                | messages.StepTaken()
-                | messages.CheckReport()
-            ):
+            case _:
                 self._node.carry_out(message)
 
     def _on_given_up(self, reason: str) -> None:

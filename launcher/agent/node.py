@@ -243,7 +243,7 @@ class Node:
 
     # ---- orders and reports of the coordinator ---------------------------------------------------------------
 
-    def carry_out(self, order: messages.ForwardedOrder) -> None:
+    def carry_out(self, order: messages.FromCoordinator) -> None:
         """Carry out an order that needs no decision of the agent, or show a report."""
         match order:
             case messages.SetupOrder():

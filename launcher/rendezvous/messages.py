@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from launcher.rendezvous.rare_messages import Examined as Examined
     from launcher.rendezvous.rare_messages import Failure as Failure
     from launcher.rendezvous.rare_messages import FailureRecordMessage as FailureRecordMessage
-    from launcher.rendezvous.rare_messages import ForwardedOrder as ForwardedOrder
     from launcher.rendezvous.rare_messages import FromCoordinator as FromCoordinator
     from launcher.rendezvous.rare_messages import FromMember as FromMember
     from launcher.rendezvous.rare_messages import HangReport as HangReport

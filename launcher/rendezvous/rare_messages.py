@@ -505,7 +505,3 @@ AttemptMessage = (
     | Examined
     | RecoveryResult
 )
-# Orders and reports that the agent only passes on.
-ForwardedOrder = (
-    SetupOrder | HangReport | RuleReport | FailureRecordMessage | RecoveryStep | StepTaken | CheckReport
-)
