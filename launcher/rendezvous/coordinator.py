@@ -350,9 +350,9 @@ class Coordinator:
         elif not peer.is_cut:
             self._turn_away(peer, reason)
 
-    def _cut_peer(self, peer: AcceptedPeer, reason: str) -> None:
-        """Handle a broken connection; the JobHost decides whether to wait for its node."""
-        if peer.is_cut:
+    def _cut_peer(self, peer: AcceptedPeer, reason: str, sock: socket.socket | None = None) -> None:
+        """Handle a broken connection (`sock`: this one); the JobHost decides whether to wait for its node."""
+        if peer.is_cut or sock not in (None, peer.sock):
             return
         if peer.node < 0 or peer.is_ending or peer.is_given_up:
             self._end_peer(peer, reason)

@@ -25,7 +25,7 @@ from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.checkpoint.writing.saved_units import VARIABLE, SavedUnits
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.storage.local.store import LocalStore
-from tests.integration.keeper_driver import ServiceProcess, arena_descriptors, wait_until
+from tests.integration.service_driver import ServiceProcess, arena_descriptors, wait_until
 from tests.unit.bootseer.checkpoint.made_files import dcp_metadata
 
 MIB = 1 << 20

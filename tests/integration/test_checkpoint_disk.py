@@ -20,9 +20,9 @@ from bootseer.checkpoint.io.direct import StoredFile
 from bootseer.checkpoint.service.disk_copy import DIRECTORY, DiskCopy
 from bootseer.checkpoint.writing.writer import Geometry
 from tests import support
-from tests.integration.keeper_driver import ServiceProcess, Start, services, wait_until
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.served_checkpoint import ServedCheckpoint
+from tests.integration.service_driver import ServiceProcess, Start, services, wait_until
 from tests.integration.test_load_checkpoint import loaded, reads
 
 UNIT_BYTES = 1 << 20

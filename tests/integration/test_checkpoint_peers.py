@@ -11,9 +11,9 @@ import pytest
 
 from bootseer.peers import Origin
 from tests import support
-from tests.integration.keeper_driver import Start, services
 from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
 from tests.integration.served_checkpoint import ServedCheckpoint
+from tests.integration.service_driver import Start, services
 from tests.integration.test_load_checkpoint import loaded, reads
 from tests.testing.faulty_http import HttpFault, HttpKind
 

@@ -399,6 +399,14 @@ def test_environments(user: User) -> None:
     user.shell("\n".join([images, *environments]))
 
 
+@runs("operating.md", "export BOOTSEER_TUNING")
+def test_limits_of_a_cluster(user: User) -> None:
+    user.write("train.py", "import os; print('limits:', os.environ['BOOTSEER_TUNING'])")
+    words = user.block("operating.md", "export BOOTSEER_TUNING")
+    *_, done = user.shell(f"{words}\nbootrun --standalone train.py")
+    assert "limits: storage.timeout_s=120.0 storage.max_requests=16" in done.output
+
+
 @runs("operating.md", "bootseer keys make --name")
 def test_keys(user: User) -> None:
     *_, listed = user.run("operating.md", "bootseer keys make --name")

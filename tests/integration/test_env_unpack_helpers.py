@@ -408,7 +408,7 @@ def test_whoever_waits_is_killed(tmp_path: Path, program: Programs) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_whoever_waits_has_enough(tmp_path: Path, used: list[str], error: type[BaseException]) -> None:
+def test_all_that_wait_have_enough(tmp_path: Path, used: list[str], error: type[BaseException]) -> None:
     """What `on_progress` raises ends them in the middle: none is left when it comes out."""
     target, places = tmp_path / "venv", tmp_path / "places"
     places.mkdir()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.mounts.tree_daemon import io_priority as hot_first
-from tests.integration.keeper_driver import Start, services, wait_until
+from tests.integration.service_driver import Start, services, wait_until
 from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
 DATA = random.Random(3).randbytes(48 << 20)  # three units, each of two pieces

@@ -19,7 +19,8 @@ from bootseer.checkpoint.service.arena_client import connect
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.mounts.faults import path_beside, read_faults
 from bootseer.storage.local.store import LocalStore
-from tests.integration.keeper_driver import (
+from tests.integration.mounting import need_fuse
+from tests.integration.service_driver import (
     ServiceProcess,
     Start,
     arena_descriptors,
@@ -27,7 +28,6 @@ from tests.integration.keeper_driver import (
     services,
     wait_until,
 )
-from tests.integration.mounting import need_fuse
 from tests.testing.faulty_http import FaultyHttpServer
 
 pytestmark = pytest.mark.system

@@ -38,7 +38,7 @@ from bootseer.env.compile_cache.caches import FirstStepCaches
 from bootseer.env.restore import unpack_processes
 from bootseer.env.service import commands
 from bootseer.env.service import main as env_service
-from bootseer.errors import StorageTimeout
+from bootseer.errors import ConfigError, StorageTimeout
 from bootseer.health.finding import OK, Finding
 from bootseer.health.runner import Task, run_tasks
 from bootseer.mounts.tree_daemon import prefetch
@@ -46,12 +46,12 @@ from bootseer.mounts.tree_daemon.forked import ForkedHelper
 from bootseer.mounts.tree_daemon.mount import mount_tree
 from bootseer.mounts.tree_daemon.places import TreeDirectory, locate, prepare
 from bootseer.mounts.tree_daemon.starting import TreeOptions, settings_of
-from bootseer.peers import Node
+from bootseer.peers import Node, serve
 from bootseer.peers.auth import derive_key
 from bootseer.peers.filling import Filler
 from bootseer.peers.membership import PeersFile
 from bootseer.peers.peer import Peer, ReadOutcome, _Read
-from bootseer.peers.serve import listen, parse
+from bootseer.peers.serve import listen
 from bootseer.peers.server import PeerServer
 from bootseer.peers.spans import ObjectName
 from bootseer.peers.spool import Spool
@@ -402,7 +402,16 @@ def ranges_at_once(at: Place) -> object:
 
 
 def spool_bytes(at: Place) -> object:
-    return parse(["peers.json", "--spool", "spool"]).spool_bytes
+    given: list[int] = []
+
+    def make(_folder: str, max_bytes: int) -> object:
+        given.append(max_bytes)
+        raise ConfigError("no server is needed here")
+
+    at.patch.setattr(serve, "Spool", make)
+    at.patch.setattr(serve.processes, "allow_files", lambda _count: None)
+    serve.main(["peers.json", "--spool", "spool"])
+    return given[0]
 
 
 # ---- environments ----------------------------------------------------------------------------------------------
@@ -575,7 +584,7 @@ SEEN: dict[str, tuple[tuple[float, float], Seen]] = {
     "env.unpack_processes": ((1, 64), unpack_processes_),
     "env.publish_s": ((10.0, 86_400.0), publish_s),
     "env.cache_bytes": ((1 << 20, 2 << 20), cache_bytes),
-    "env.cache_seed_s": ((0.5, 600.0), cache_seed_s),
+    "env.cache_seed_s": ((0.5, 500.0), cache_seed_s),
     "checkpoint.save_buffer_bytes": ((1 << 20, 1 << 30), save_buffer_bytes),
     "checkpoint.resolve_s": ((5.0, 500.0), resolve_s),
     "checkpoint.store_silence_s": ((5.0, 600.0), store_silence_s),

@@ -23,7 +23,7 @@ from bootseer.checkpoint.service.arena_client import ArenaSource, connect
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage.local.store import LocalStore
-from tests.integration.keeper_driver import LIMIT_S, Start, services, wait_until
+from tests.integration.service_driver import LIMIT_S, Start, services, wait_until
 from tests.testing.faulty_http import FaultyHttpServer
 from tests.unit.bootseer.checkpoint.made_files import dcp_metadata, safetensors_file
 
