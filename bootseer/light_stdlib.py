@@ -32,25 +32,29 @@ else:
         object_hook = object_pairs_hook = None
         parse_float, parse_int, parse_constant = float, int, float
 
-    try:
-        from _json import make_scanner
+    _scan = None
 
-        _scan = make_scanner(_Decoder)
-    except (ImportError, AttributeError):  # a Python of another kind
-        from json import loads as load_json
-    else:
-
-        def load_json(data):
-            """Decode JSON as json.loads does, but for spaces around it: one line. Raises: ValueError."""
-            text = data.decode("utf-8", "surrogatepass") if isinstance(data, bytes) else data
-            text = text.strip(" \t\r\n")
+    def load_json(data):
+        """Decode JSON as json.loads does: one value. Raises: ValueError."""
+        global _scan
+        if _scan is None:
             try:
-                value, end = _scan(text, 0)
-            except StopIteration:
-                end = -1
-            if end != len(text):
-                raise ValueError(f"no JSON: {text[:100]!r}")
-            return value
+                from _json import make_scanner
+
+                _scan = make_scanner(_Decoder)
+            except (ImportError, AttributeError):  # a Python of another kind
+                from json import JSONDecoder
+
+                _scan = JSONDecoder().scan_once
+        text = data.decode("utf-8", "surrogatepass") if isinstance(data, bytes) else data
+        text = text.strip(" \t\r\n")
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            end = -1
+        if end != len(text):
+            raise ValueError(f"no JSON: {text[:100]!r}")
+        return value
 
     class suppress:  # noqa: N801  its name there
         """Suppress these exceptions in a `with` block."""

@@ -11,7 +11,6 @@ import os
 
 from bootseer.light_stdlib import signal
 from bootseer.light_typing import Iterator, NamedTuple
-from bootseer.linux.syscalls import libc
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "busybox", "ksh", "ksh93", "mksh", "zsh"))
 _PR_SET_PDEATHSIG = 1
@@ -21,14 +20,26 @@ _PR_SET_NO_NEW_PRIVS = 38
 _MAX_NAME_BYTES = 15
 
 
+def _prctl(option: int, value: int | bytes) -> int:
+    """Call prctl, by the C part of ctypes alone: to import the rest costs a start more than a millisecond."""
+    try:
+        from _ctypes import call_function, dlopen, dlsym
+
+        return int(call_function(dlsym(dlopen(None, 0), "prctl"), (option, value, 0, 0, 0)))
+    except (ImportError, TypeError):  # a Python of another kind
+        from bootseer.linux.syscalls import libc
+
+        return int(libc().prctl(option, value, 0, 0, 0))
+
+
 def become_subreaper() -> None:
     """Make orphans among the descendants of this process its children."""
-    libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_death_signal(signum: int) -> None:
     """Have the kernel send a signal to this process when its parent ends; not if that has happened already."""
-    libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def die_with_parent(signum: int, parent: int) -> None:
@@ -40,12 +51,12 @@ def die_with_parent(signum: int, parent: int) -> None:
 
 def set_name(name: bytes) -> None:
     """Set the name that ps and top show (at most 15 bytes)."""
-    libc().prctl(_PR_SET_NAME, name[:_MAX_NAME_BYTES], 0, 0, 0)
+    _prctl(_PR_SET_NAME, name[:_MAX_NAME_BYTES])
 
 
 def forbid_new_privileges() -> bool:
     """Make set-user-ID programs gain nothing below this process; return whether the kernel agreed."""
-    return bool(libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
+    return _prctl(_PR_SET_NO_NEW_PRIVS, 1) == 0
 
 
 class Process(NamedTuple):
