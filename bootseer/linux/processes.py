@@ -25,7 +25,8 @@ def _prctl(option: int, value: int | bytes) -> int:
     try:
         from _ctypes import call_function, dlopen, dlsym
 
-        return int(call_function(dlsym(dlopen(None, 0), "prctl"), (option, value, 0, 0, 0)))
+        own = dlopen(None, 0)  # type: ignore[arg-type]  # what this process has loaded
+        return int(call_function(dlsym(own, "prctl"), (option, value, 0, 0, 0)))
     except (ImportError, TypeError):  # a Python of another kind
         from bootseer.linux.syscalls import libc
 
