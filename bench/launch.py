@@ -26,8 +26,8 @@ from bench.record import BenchError, Figures, Target, note
 ROUNDS = 9
 MINIMUM_ROUNDS = 7
 TARGETS = {
-    "launch.empty_ratio": Target(at_least=15, samples=MINIMUM_ROUNDS),
-    "launch.empty_vs_stdlib": Target(at_most=4, samples=MINIMUM_ROUNDS),
+    "launch.empty_ratio": Target(at_least=20, samples=MINIMUM_ROUNDS),
+    "launch.empty_vs_stdlib": Target(at_most=1.8, samples=MINIMUM_ROUNDS),
     "launch.import_ratio": Target(at_least=1.8, samples=MINIMUM_ROUNDS),
     "launch.two_node_ratio": Target(at_least=8, samples=MINIMUM_ROUNDS),
     "launch.restart_ratio": Target(at_least=3, samples=MINIMUM_ROUNDS),
