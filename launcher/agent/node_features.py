@@ -124,6 +124,7 @@ class FailureEvidence:
         from launcher.monitor.samples import heartbeats  # noqa: F401
         from launcher.ranks import cause, error_file, failure_class, report  # noqa: F401
         from launcher.ranks.kernel_facts import KernelFacts
+        from launcher.rendezvous import rare_messages  # noqa: F401
 
         if self._spec.has_rules:
             from launcher.rules import known, node_rules  # noqa: F401
