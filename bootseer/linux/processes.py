@@ -8,6 +8,7 @@ no process is left exactly when `waitpid` fails with ECHILD.
 from __future__ import annotations
 
 import os
+from _ctypes import call_function, dlopen, dlsym  # ctypes itself costs a start more than a millisecond
 
 from bootseer.light_stdlib import signal
 from bootseer.light_typing import Iterator, NamedTuple
@@ -21,16 +22,8 @@ _MAX_NAME_BYTES = 15
 
 
 def _prctl(option: int, value: int | bytes) -> int:
-    """Call prctl, by the C part of ctypes alone: to import the rest costs a start more than a millisecond."""
-    try:
-        from _ctypes import call_function, dlopen, dlsym
-
-        own = dlopen(None, 0)  # type: ignore[arg-type]  # what this process has loaded
-        return int(call_function(dlsym(own, "prctl"), (option, value, 0, 0, 0)))
-    except (ImportError, TypeError):  # a Python of another kind
-        from bootseer.linux.syscalls import libc
-
-        return int(libc().prctl(option, value, 0, 0, 0))
+    own = dlopen(None, 0)  # type: ignore[arg-type]  # what this process has loaded
+    return int(call_function(dlsym(own, "prctl"), (option, value, 0, 0, 0)))
 
 
 def become_subreaper() -> None:
