@@ -14,6 +14,9 @@ import time
 DIRECTORY, DEVICE, BACKEND, *MODULES = sys.argv[1:]
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+if DEVICE != "none":  # before any call of this script's: what runs before an import may decide what it sees
+    import torch
+    import torch.distributed as dist
 
 
 def write(name: str, text: str) -> None:
@@ -24,9 +27,6 @@ def write(name: str, text: str) -> None:
 
 
 def reduce_on_device() -> None:
-    import torch
-    import torch.distributed as dist
-
     for name in MODULES:
         importlib.import_module(name)
     device = torch.device(DEVICE)
