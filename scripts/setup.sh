@@ -115,7 +115,7 @@ case $what in
     docs) say "installing what makes the site into $venv" ;;
 esac
 # Commands that older ones write import re: 4 ms of each start.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.2'
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$what]"
 # pip would compile one file after the other; some packages have templates that are no Python.
 "$venv/bin/python" -m compileall -q -q -j 0 "$venv/lib" || true

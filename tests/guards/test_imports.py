@@ -34,7 +34,7 @@ HEAVY = {
         "ast",
         "dis",
     ),
-    # bootseer/light_stdlib.py has what is needed of these; re also by pip before 25, which writes the command.
+    # bootseer/light_stdlib.py has what is needed of these; re also by pip before 25.2, which writes the command.
     *("re", "enum", "collections", "contextlib", "functools", "json", "selectors", "signal", "socket"),
 }
 PRIVATE = {"launcher", "bootseer", "bench", "msgspec"}

@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Place:
 def test_the_demo_installs_what_it_needs_and_no_more(place: Place) -> None:
     calls = place.make("demo")
     newer, pip = [call for call in calls if "pip install" in call]
-    assert newer.endswith("--upgrade pip>=25") and pip.endswith("-e .[demo]")
+    assert newer.endswith("--upgrade pip>=25.2") and pip.endswith("-e .[demo]")
     assert calls[-1].endswith("scripts/demo.py")
     assert not [call for call in calls if call.startswith("apt-get")]
     assert not [call for call in place.make("demo") if "pip install" in call], "it is there"
