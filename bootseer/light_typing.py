@@ -8,6 +8,8 @@ are placeholders.
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # type checkers take it for typing's
 if TYPE_CHECKING:
     from collections.abc import Callable as Callable
@@ -81,7 +83,8 @@ else:
     def _replace(self, /, **values):
         made = self._make(map(values.pop, self._fields, self))
         if values:
-            raise ValueError(f"Got unexpected field names: {list(values)!r}")
+            kind = TypeError if sys.version_info >= (3, 13) else ValueError  # as collections.namedtuple
+            raise kind(f"Got unexpected field names: {list(values)!r}")
         return made
 
     def _repr(self):

@@ -176,8 +176,10 @@ class Overlay:
             return snapshot(os.fspath(self._layers[0]))
         shown = self._directory / "shown"
         shown.mkdir(exist_ok=True)
-        lower = ":".join(os.fspath(layer) for layer in reversed(self._layers))
-        subprocess.run(["mount", "-t", "overlay", "none", "-o", f"ro,lowerdir={lower}", shown], check=True)
+        # By short names: mount of util-linux 2.41 gives the kernel no option of more than 255 characters.
+        lower = ":".join(os.path.relpath(layer, self._directory) for layer in reversed(self._layers))
+        options = f"ro,lowerdir={lower}"
+        subprocess.run(["mount", "-t", "overlay", "none", "-o", options, shown], cwd=self._directory, check=True)
         try:
             return snapshot(os.fspath(shown))
         finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import sysconfig
 import textwrap
 from pathlib import Path
@@ -151,6 +152,8 @@ ENDINGS = {
     "last": "class Last:\n    def __del__(self): print('last', sys is None, holder is None)\nlast = Last()",
     "module removed": "del sys.modules['holder'], holder",
 }
+# From Python 3.13 on, the script's objects may go before or after the preloaded module's values of a thread.
+UNORDERED = ("cycle of the script", "last") if sys.version_info >= (3, 13) else ()
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +180,9 @@ def test_a_forked_rank_ends_as_an_execd_one(program: Programs, tmp_path: Path, l
     names = list(ENDINGS)
     found = []
     for name, theirs in execd.logs.items():
-        if forked.logs[name] != theirs:
-            case = names[int(name.split("/")[1])]
+        case = names[int(name.split("/")[1])]
+        in_order = sorted if case in UNORDERED else list
+        if in_order(forked.logs[name].splitlines()) != in_order(theirs.splitlines()):
             found.append(f"{case}, {name}: {theirs!r} but {forked.logs[name]!r}")
     assert not found, "\n".join(found)
     assert forked.statuses == execd.statuses == {f"0/{rank}": 0 for rank in range(len(ENDINGS))}

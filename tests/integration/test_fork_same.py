@@ -121,7 +121,8 @@ def find_closure(names: list[str]) -> set[str]:
     code = "import sys; before = set(sys.modules)\n"
     code += "".join(f"import {name}\n" for name in names)
     code += "print(' '.join(set(sys.modules) - before))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Not by -c: for that, Python 3.13 imports linecache by itself.
+    run = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, check=True)
     return set(run.stdout.split())
 
 

@@ -379,13 +379,13 @@ def test_set_up_that_writes_elsewhere_is_warned_of(machine: Machine, start: Star
 
 
 def test_signal_while_set_up_runs_ends_it_at_once(machine: Machine, start: Start) -> None:
-    mark = machine.folder / "begun"
-    job = start("--setup", f"touch {mark}; sleep 1000")
+    mark, sleep = machine.folder / "begun", "sleep 1000.5"  # no other test's
+    job = start("--setup", f"touch {mark}; {sleep}")
     wait_until(mark.exists, 60, "set-up")
     job.signal(signal.SIGTERM)
     run = job.wait(20)
     assert run.status == 128 + signal.SIGTERM
-    wait_until(lambda: not [p for p in support.processes() if p.command == "sleep 1000"], 15, "the command's end")
+    wait_until(lambda: not [p for p in support.processes() if p.command == sleep], 15, "the command's end")
 
 
 # ---- trouble of the store --------------------------------------------------------------------------------------

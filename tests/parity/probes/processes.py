@@ -5,9 +5,11 @@ from __future__ import annotations
 from tests.parity.model import Agent, Better, Has, Probe
 from tests.parity.probes.common import OWN_STORE, STANDALONE, TWO
 
+# The last flag, int_max_str_digits, is -1 by default, and 4300 from Python 3.13 on.
 PROGRAM = """from tell import *
 tell(argv=sys.argv, path0=sys.path[0], file=__file__, name=__name__, package=__package__,
-    spec=getattr(__spec__, "name", None), flags=list(sys.flags), executable=sys.executable, doc=__doc__,
+    spec=getattr(__spec__, "name", None), flags=[*sys.flags[:-1], sys.get_int_max_str_digits()],
+    executable=sys.executable, doc=__doc__,
     orig_argv=sys.orig_argv[-len(sys.argv):], main=sys.modules["__main__"].__dict__ is globals(),
     unbuffered=sys.stdout.write_through, cached=sorted(name for name in globals() if name.startswith("__")))
 """

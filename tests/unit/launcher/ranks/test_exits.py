@@ -190,11 +190,11 @@ def test_earlier_tracebacks_and_warnings_on_stderr_do_not_count():
     assert classify(make_failure(stderr_tail=(warning,))) is FailureOrigin.CAUSE
 
 
-def test_a_huge_text_is_searched_quickly():
-    start_s = time.monotonic()
+def test_a_huge_text_is_searched_in_linear_time():
+    start_s = time.thread_time()
     classify(make_failure(traceback="torch/distributed/ gloo/ NCCL " * 20_000 + "\n" * 2000))
     classify(make_failure(stderr_tail=("torch/distributed/ gloo/", "x] " * 200_000, _heading(3000))))
-    assert time.monotonic() - start_s < 2
+    assert time.thread_time() - start_s < 20  # quadratic: hours
 
 
 def _heading(count):
