@@ -150,6 +150,7 @@ def test_slow_datanode_spoils_no_write(hdfs: MiniHdfs) -> None:
     _check_written(hdfs, "slow", DATA[: 8 << 20])
 
 
+@pytest.mark.usefixtures("usual_s")  # `data` is there
 def test_frozen_namenode_is_a_timeout(hdfs: MiniHdfs) -> None:
     async def ask() -> float:
         place = hdfs_cluster.store(hdfs, timeout_s=1.0)

@@ -97,7 +97,7 @@ class _Trusting(pickle.Unpickler):
 
 
 def _find(module: str, name: str) -> Any:
-    match module:
+    match "builtins" if module == "__builtin__" else module:  # so named by protocol 2
         case "torch.distributed.checkpoint.metadata" if name == "TensorProperties":
             return dcp_versions.Properties
         case "torch.distributed.checkpoint.metadata" if name in _RECORDS:
@@ -113,7 +113,7 @@ def _find(module: str, name: str) -> Any:
         case "collections" if name == "OrderedDict":
             return collections.OrderedDict
         case "builtins" if name == "getattr":
-            return _member  # how Python 3.11 pickles a member of an enum
+            return _member  # how Python 3.11.2 pickles a member of an enum
         case "builtins" if name in _BUILTINS:
             return _BUILTINS[name]
         case "pathlib" | "pathlib._local" if name in ("Path", "PosixPath", "PurePosixPath"):

@@ -71,7 +71,8 @@ _PLAIN: dict[tuple[str, str], type] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
-    ("__builtin__", "set"): set,
+    ("__builtin__", "set"): set,  # so named by protocol 2
+    ("__builtin__", "frozenset"): frozenset,
     ("torch", "Size"): tuple,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import io
 import json
 import pickle
@@ -88,6 +89,21 @@ def test_further_fields_are_no_matter(more: tuple[object, ...]) -> None:
     found: Metadata = dcp_metadata.load(metadata_with((*FIVE, *more)), "x")
     properties = found.state_dict_metadata["model.weight"].properties
     assert (properties.dtype, properties.requires_grad) == (torch.float16, True)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_members_of_enums_are_read_as_each_python_writes_them(protocol: int) -> None:
+    """By value, or by name (Python 3.11.2); protocol 2 names `__builtin__`."""
+
+    class ByName(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+    found = dcp_metadata.load((SAVES / VERSIONS[-1] / ".metadata").read_bytes(), "x")
+    data = io.BytesIO()
+    ByName(data, protocol).dump(found)
+    assert b"getattr" in data.getvalue()
+    assert dcp_metadata.load(data.getvalue(), "x") == found
 
 
 @pytest.mark.parametrize("state", [FIVE[:4], (), {"dtype": 1}, 5])
