@@ -29,10 +29,10 @@ from launcher.agent.node_files import RECORD_AFTER_S, AttemptRecords, NodeEvents
 from launcher.agent.node_provisions import NodeProvisions, UserLines
 from launcher.base.inherited import raise_limits
 from launcher.base.loop import EventLoop
-from launcher.monitor.samples.stats_page import NO_STATS_PAGE, StatsPages
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.output import logs
 from launcher.ranks.output.console import Console
+from launcher.ranks.stats_page import NO_STATS_PAGE, StatsPages
 from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SupervisorClient

@@ -13,10 +13,10 @@ from bootseer.errors import BootseerError
 from bootseer.light_typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Protocol
 from launcher.agent.node_files import NodeEvents, RunDirectories
 from launcher.base.loop import Alarm, EventLoop
-from launcher.monitor.samples.stats_page import StatsPages
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.output import logs
 from launcher.ranks.output.console import Console
+from launcher.ranks.stats_page import StatsPages
 from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited

@@ -26,10 +26,10 @@ from launcher.spec import LaunchSpec
 from launcher.supervisor.client import SupervisorClient
 
 if TYPE_CHECKING:
+    from launcher.coordinator.host import Resolve, Spoiled
     from launcher.provision.checkpoint import NodeCheckpoint
     from launcher.provision.peers import NodePeers
     from launcher.ranks.rank0_ready import ReadinessWait
-    from launcher.rendezvous.host import Resolve, Spoiled
 
 
 class ProvisionAgent(Protocol):

@@ -18,8 +18,8 @@ from launcher.base.loop import EventLoop
 from launcher.monitor.node_watch import NodeWatch
 from launcher.monitor.samples.processes import read
 from launcher.monitor.samples.sampler import Sampler
-from launcher.monitor.samples.stats_page import StatsPage, read_page
 from launcher.ranks.group import Rank, RankGroup, RankState
+from launcher.ranks.stats_page import StatsPage, read_page
 from launcher.spec import LaunchSpec
 from launcher.status.rates import Rates, find_rates
 

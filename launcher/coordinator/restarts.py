@@ -164,7 +164,7 @@ class Restarts:
     def _find_fault(self) -> Fault:
         """Return the facts about the failure for the escalation ladder."""
         from launcher.coordinator.escalation import Fault
-        from launcher.ranks.failure_class import ladder_fault
+        from launcher.coordinator.machines import ladder_fault
 
         attempt = self._state.attempt
         return Fault(attempt.end_class) if attempt.end_reason else ladder_fault(attempt.failures.first())

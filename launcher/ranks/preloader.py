@@ -13,14 +13,16 @@ import sys
 import time
 
 from bootseer.light_stdlib import Enum
-from bootseer.light_typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+from bootseer.light_typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple, Sequence
 from launcher.base.loop import Alarm, EventLoop
 from launcher.ranks.environ import constant_environ
 from launcher.ranks.fork import hot_imports
 from launcher.ranks.fork import policy as fork_policy
 from launcher.ranks.program import RankProgram, compile_beside, own_program
-from launcher.spec import LaunchSpec
 from launcher.supervisor.client import SupervisorClient
+
+if TYPE_CHECKING:
+    from launcher.ranks.environ import RankOptions
 
 DEFAULT_MODULES = ("torch", "torch.distributed")
 # A fork server only for restarts starts after the first step of all ranks, or this long after their start.
@@ -60,7 +62,7 @@ class Preloader:
         self,
         loop: EventLoop,
         guard: SupervisorClient,
-        spec: LaunchSpec,
+        spec: RankOptions,
         unset: tuple[str, ...],
         log_exec: Callable[[str], object],
         note: Callable[[PreloadSpan], object],
@@ -304,7 +306,8 @@ class Preloader:
             imports.forget_whole()
         if place in (self._asked, *again):
             self._asked, self._observed = "", place
-            self._supervisor.help(OBSERVE, "imports", [place, str(pid) if self._is_elsewhere else ""])
+            texts = [place, str(pid) if self._is_elsewhere else ""]
+            self._supervisor.help(OBSERVE, "imports", "launcher.ranks.fork.import_observe", texts)
             return
         listing = hot_imports.read_listing(place + ".imports")
         record = imports.record

@@ -121,9 +121,12 @@ class SupervisorClient:
         """End a service, with SIGKILL if it ignores SIGTERM; answered by `service_ended`."""
         self._ask("end_service", number)
 
-    def help(self, number: int, name: str, texts: Iterable[str]) -> None:
-        """Start a helper (helpers.py); answered by `helper_ended`, unless the job ends before."""
-        self._ask("help", number, name, list(texts))
+    def help(self, number: int, name: str, module: str, texts: Iterable[str]) -> None:
+        """Start a helper (helpers.py) that calls `run` of the module.
+
+        Its answer comes by `helper_ended`, unless the job ends before.
+        """
+        self._ask("help", number, name, module, list(texts))
 
     def end_help(self, number: int) -> None:
         """End a helper, if it runs."""

@@ -585,12 +585,12 @@ class _Supervisor:
 
     # ---- helpers ---------------------------------------------------------------------------------------------
 
-    def _do_help(self, number: int, name: str, texts: list[str]) -> None:
+    def _do_help(self, number: int, name: str, module: str, texts: list[str]) -> None:
         """Fork a helper, which sends one answer at its end."""
         from launcher.supervisor import helpers as supervisor_helpers
 
         try:
-            helper = supervisor_helpers.start(number, name, texts)
+            helper = supervisor_helpers.start(number, name, module, texts)
         except OSError as error:
             self._tell("helper_ended", number, 0.0, {"error": os.strerror(error.errno or 0).lower()})
             return

@@ -17,11 +17,11 @@ from launcher.in_rank.bootstrap import map_file
 from launcher.in_rank.tracer import LOW_SERIAL, RECORD_BYTES, RECORDS_AT, RING_END, Ring
 from launcher.monitor.collectives.ring import NEW_RING, traces_of, unpack_rings
 from launcher.monitor.failure.record import FORMAT, pack
-from launcher.monitor.samples.stats_page import StatsPage
-from launcher.monitor.samples.stats_page import StatsPages as RankPages
 from launcher.ranks.group import Rank, RankGroup, RankState
 from launcher.ranks.output.console import Console
 from launcher.ranks.output.logs import RankLogs
+from launcher.ranks.stats_page import StatsPage
+from launcher.ranks.stats_page import StatsPages as RankPages
 from launcher.rendezvous.messages import CheckReport, RecoveryStep, World
 from launcher.spec import build_spec
 from launcher.supervisor.client import Exited, SupervisorClient

@@ -51,7 +51,7 @@ class Supervisor:
     def unload(self) -> None:
         self.unloads += 1
 
-    def help(self, number: int, name: str, texts: list[str]) -> None:
+    def help(self, number: int, name: str, module: str, texts: list[str]) -> None:
         assert (number, name) == (preloader.OBSERVE, "imports")
         assert texts[1] == ""  # its files are ours
         self.helped.append(texts[0])
