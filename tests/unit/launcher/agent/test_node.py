@@ -59,7 +59,8 @@ def test_how_far_ranks_have_come_is_what_the_furthest_says() -> None:
     ):
         node._pages = Pages(*pages)  # type: ignore[assignment]
         assert node.reached() == reached
-    node._pages, node._sampling.numbers_decrease = Pages(made_page(3, 102)), True  # type: ignore[assignment]
+    node._pages = Pages(made_page(3, 102))  # type: ignore[assignment]
+    node._find_observers().sampling.numbers_decrease = True
     assert node.reached() == (3, None)
     loop.close()
 
@@ -176,10 +177,11 @@ def test_what_ranks_have_called_is_read_of_an_attempt_that_nobody_watches() -> N
     group.world = group.world._replace(attempt=3)
     group.ranks = [SimpleNamespace(rank=0, page_file=page.path, state=RankState.FAILED)]  # type: ignore[list-item]
     node.agent = SimpleNamespace(group=group, to_job_clock=lambda _: (0, 0))  # type: ignore[assignment]
+    node._find_observers()
     node.attempt_over()
     pages.close()
     assert [call.seq for call in unpack_rings(node.traces(), {})[0].calls] == [1]
-    attempt, rings = node._traces.rings
+    attempt, rings = node._rings()
     assert attempt == 3
     assert [call.seq for call in traces_of(rings)[0].calls] == [1]
     loop.close()
