@@ -110,7 +110,7 @@ class FailureEvidence:
     def _get_ready(self) -> None:
         import resource  # noqa: F401
 
-        from bootseer import counted  # noqa: F401
+        from bootseer import counted, tuning  # noqa: F401
         from launcher.coordinator import ending, machines, recovery, restarts  # noqa: F401
         from launcher.monitor.samples import heartbeats  # noqa: F401
         from launcher.ranks import cause, error_file, failure_class, report  # noqa: F401

@@ -30,8 +30,8 @@ class JobMachines:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._rules, self._nodes = state.rules, state.nodes
-        tuning = self._rules.tuning
-        self._exclusion = Exclusion() if tuning is None else Exclusion(tuning.machine_fault_s)
+        limits = self._rules.limits()
+        self._exclusion = Exclusion(limits.machine_fault_s)
         self.recovery = Recovery(
             self._rules.steps,
             JobActions(
@@ -42,7 +42,7 @@ class JobMachines:
                 exclusion=lambda: self._exclusion if self._can_exclude else None,
                 notes=state.records.take_notes,
             ),
-            None if tuning is None else tuning.calm_s,
+            limits.calm_s,
         )
 
     @property
