@@ -355,9 +355,9 @@ class Node:
         return () if self._checks is None else self._checks.lines
 
     @property
-    def waits_for(self) -> str:
-        """What the attempt's ranks wait for on this node, for a message."""
-        return self.provisions.waits_for
+    def unready(self) -> str:
+        """The part besides the fork server that the attempt's ranks wait for, for a message; "" for none."""
+        return self.provisions.unready
 
     @property
     def step(self) -> str:

@@ -382,7 +382,7 @@ class Preloader:
         self._go(True)
         self._imports.add_proven(self._modules)
 
-    def on_ended(self, number: int, module: str, why: str, is_its_fault: bool) -> None:
+    def on_ended(self, number: int, module: str, why: str, is_its_fault: bool, is_of_process: bool) -> None:
         """Handle the end of the process, failed or not."""
         was_loading = self._state is State.LOADING
         if number != self._starts or self._state in (State.NONE, State.ENDED):
@@ -395,12 +395,11 @@ class Preloader:
             return
         is_slow = was_loading and self._why_timeout != ""
         if is_slow:
-            why, self._why_timeout = self._why_timeout, ""
+            why, self._why_timeout, is_of_process = self._why_timeout, "", False
             module = module or "the set of modules"
         module, *also = module.split("\n")  # modules that import it fail with it
         text = f"{module} {why}" if module else why
-        is_unnamed = not was_loading or text.startswith("it ")
-        self._why = f"the fork server has ended: {why}" if is_unnamed else text
+        self._why = f"the fork server has ended: {why}" if is_of_process or not was_loading else text
         if was_loading:
             self._note_span(0, text)
             # A framework that is slow on a cold node is not at fault.

@@ -47,7 +47,8 @@ class SupervisorEvents(NamedTuple):
     stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; stuck
     gone: Callable[[], object]  # the supervisor died
     preload_ready: Callable[[int, int, list[str]], object]  # which one, module count, names that were not found
-    preload_ended: Callable[[int, str, str, bool], object]  # which one, module in import, why, is it to blame
+    # Which one, module in import, why, is it to blame, is the process the subject of the reason (EndReason).
+    preload_ended: Callable[[int, str, str, bool, bool], object]
     forked: Callable[[int, int, int], object]  # key, pid, monotonic ns: as `spawned`
     exec_instead: Callable[[str], object]  # reason why ranks are exec'd instead of forked
     service_ended: Callable[[int, str], object]  # which one, why
