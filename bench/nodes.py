@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.base.loop import Loop
+from launcher.coordinator.host import JobHost
 from launcher.coordinator.job import Job, JobRules
+from launcher.coordinator.server import Coordinator
 from launcher.rendezvous.connection import Callbacks, Connection, Ended, Timing
-from launcher.rendezvous.coordinator import Coordinator
 from launcher.rendezvous.endpoint import try_to_host
-from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,

@@ -26,7 +26,7 @@ from launcher.monitor.samples.heartbeats import LOOK_S, HeartbeatCopier
 from launcher.monitor.samples.sampler import Sampler
 from launcher.monitor.samples.stack_collector import StackCollector
 from launcher.monitor.samples.stacks import RankStacks, Source
-from launcher.monitor.samples.stats_page import PAGE_BYTES, StatsPageFile, StatsPages
+from launcher.ranks.stats_page import PAGE_BYTES, StatsPageFile, StatsPages
 
 ROUNDS = 5
 RANKS = 8

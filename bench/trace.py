@@ -27,7 +27,7 @@ from bench.trace_jobs import AT_STEP, CAUSES, JOB, NCCL_AT_STEP, NCCL_CAUSES, Pl
 from bench.turns import IN_TURN, measure_pairs, measure_steps
 from launcher.in_rank.tracer import SLOTS
 from launcher.monitor.collectives.ring import NEW_RING, read_ring
-from launcher.monitor.samples.stats_page import StatsPages
+from launcher.ranks.stats_page import StatsPages
 
 ROUNDS = 20
 CALLS = 2_000

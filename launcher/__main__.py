@@ -44,7 +44,7 @@ def bootseer() -> NoReturn:
     argv = sys.argv[1:]
     if argv and argv[0] == "run":
         bootrun(argv[1:])
-    from launcher.cli.commands import main
+    from launcher.commands import main
 
     _leave(main(argv))
 

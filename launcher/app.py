@@ -168,8 +168,8 @@ def connect(
         provisions.readiness = networked.head_start
         node.job_statistics = networked.statistics
         return networked
+    from launcher.coordinator.host import JobHost, LocalLink
     from launcher.coordinator.job import Job
-    from launcher.rendezvous.host import JobHost, LocalLink
 
     job = Job(spec.job_rules())
     node.job_statistics = job.statistics

@@ -12,8 +12,8 @@ import sys
 from bootseer.errors import ConfigError, UsageError
 from bootseer.light_stdlib import signal
 from bootseer.light_typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
+from launcher.cli import rendezvous_options
 from launcher.ranks.output import logs
-from launcher.rendezvous import options
 
 if TYPE_CHECKING:
     from bootseer.health.options import Options as CheckOptions
@@ -164,7 +164,7 @@ class LaunchSpec(NamedTuple):
             check_pairs=self._check_pairs_when(),
             check_limits=() if self.check_options is None else self.check_options.limits,
             allow_mixed=self.allow_mixed,
-            mixed_arguments=bool(options.read_flag(self.conf, "mixed_arguments")),
+            mixed_arguments=bool(rendezvous_options.read_flag(self.conf, "mixed_arguments")),
             frees_endpoint=static and not self.is_single,
             setup_s=0.0 if self.setup is None else self.setup.max_s,
             setup_wait_s=0.0 if self.setup is None else self.setup.wait_s,
@@ -190,9 +190,9 @@ def build_spec(
     note = _config(args, environ)
     _check(args)
     nproc = _count_ranks(args.nproc_per_node, environ, count_devices)
-    conf = options.parse_conf(args.rdzv_conf)
-    meeting = options.find_meeting(args, conf, warnings)
-    timing = options.read_timing(conf, meeting.backend)
+    conf = rendezvous_options.parse_conf(args.rdzv_conf)
+    meeting = rendezvous_options.find_meeting(args, conf, warnings)
+    timing = rendezvous_options.read_timing(conf, meeting.backend)
     _check_devices(args, nproc, environ)
     if "OMP_NUM_THREADS" not in environ and nproc > 1:
         warnings.append(
@@ -277,8 +277,8 @@ def build_spec(
         last_call_s=timing.last_call_s,
         keep_alive_interval_s=timing.keep_alive_interval_s,
         keep_alive_max_attempt=timing.keep_alive_max_attempt,
-        is_host=options.read_is_host(conf),
-        port_range=options.read_port_range(conf),
+        is_host=rendezvous_options.read_is_host(conf),
+        port_range=rendezvous_options.read_port_range(conf),
         max_membership_changes=timing.max_membership_changes,
         warnings=tuple(warnings),
         notes=(note,) if note else (),

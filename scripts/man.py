@@ -7,8 +7,8 @@ import re
 import sys
 
 from bootseer.errors import UsageError
-from launcher.cli.completion import parsers
 from launcher.cli.parser import complete
+from launcher.completion import parsers
 
 # Where distributions search for completions, relative to share/.
 COMPLETIONS = {

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from bootseer.secret import SECRET_VARIABLES
 from launcher.agent.agent import Agent
+from launcher.agent.member import Member, RendezvousSettings, open_link
 from launcher.base.loop import Cancellable, EventLoop
+from launcher.coordinator.host import JobHost
 from launcher.coordinator.job import Job
 from launcher.provision.image import LISTING
 from launcher.ranks.output.console import Console
 from launcher.ranks.program import RankProgram
 from launcher.ranks.rank0_ready import ReadinessWait
-from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.identity import IdentityProbe
-from launcher.rendezvous.member import Member, RendezvousSettings, open_link
 from launcher.rendezvous.messages import (
     ClockReading,
     Environment,
@@ -51,10 +51,10 @@ from launcher.supervisor.client import SupervisorClient
 if TYPE_CHECKING:
     from launcher.agent.event_files import EventFile
     from launcher.agent.event_shipping import Shipper
+    from launcher.coordinator.host import Resolve, Spoiled
     from launcher.coordinator.run_events import RunEvents
     from launcher.health.network_pairs import NodeNetworkTest
     from launcher.provision.peers import NodePeers
-    from launcher.rendezvous.host import Resolve, Spoiled
 
 
 CLOCK_AFTER_S, CLOCK_EVERY_S = 3.0, 60.0  # by then the clock comparison is accurate

@@ -1,8 +1,8 @@
 """A node of a job, around its ranks: it makes all parts of the node, and calls them at each moment of an attempt.
 
 The agent decides when something is done, and this module has it done, so its decisions can be read without files.
-The parts: what ranks need (node_provisions.py), what is observed of them (node_features.py), what is written
-(node_files.py, node_reports.py).
+The parts: what ranks need (node_provisions.py), what is observed of them (node_features.py, node_observers.py),
+what is written (node_files.py, node_reports.py).
 """
 
 from __future__ import annotations
@@ -13,26 +13,15 @@ import time
 
 from bootseer.light_typing import TYPE_CHECKING, Any, Callable
 from bootseer.secret import SECRET_VARIABLES
-from launcher.agent.node_features import (
-    CollectiveTraces,
-    FailureEvidence,
-    HeartbeatCopies,
-    LostOutputWatch,
-    MountWatch,
-    NodeFeature,
-    OutputRules,
-    RankSampling,
-    StateEvents,
-    StatusSocket,
-)
+from launcher.agent.node_features import FailureEvidence, MountWatch, NodeFeature, StatusSocket
 from launcher.agent.node_files import RECORD_AFTER_S, AttemptRecords, NodeEvents, OutputCopies, RunDirectories
 from launcher.agent.node_provisions import NodeProvisions, UserLines
 from launcher.base.inherited import raise_limits
 from launcher.base.loop import EventLoop
-from launcher.monitor.samples.stats_page import NO_STATS_PAGE, StatsPages
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.output import logs
 from launcher.ranks.output.console import Console
+from launcher.ranks.stats_page import NO_STATS_PAGE, StatsPages
 from launcher.rendezvous import messages
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SupervisorClient
@@ -41,9 +30,11 @@ if TYPE_CHECKING:
     from launcher.agent.agent import Agent
     from launcher.agent.event_files import EventFile
     from launcher.agent.node_checks import NodeChecks
+    from launcher.agent.node_observers import RankObservers
     from launcher.agent.node_reports import NodeReports
     from launcher.agent.node_status import Reported
     from launcher.agent.node_steps import NodeSteps
+    from launcher.monitor.failure.files import Rings
     from launcher.monitor.node_watch import NodeWatch
 
 # The clean-up after an attempt runs only after the next one has started, so that it takes no CPU from the start.
@@ -72,6 +63,7 @@ class Node:
         self._checks: NodeChecks | None = None  # with --check, or once the coordinator has found something
         self._steps: NodeSteps | None = None  # from the first one on
         self._reports: NodeReports | None = None  # from the first one on
+        self._observers: RankObservers | None = None  # once ranks run
 
         def find_agent() -> Agent:
             return self.agent  # it is made later
@@ -86,20 +78,8 @@ class Node:
         lines = UserLines(say, self.complain, self._show_setup)
         self.provisions = NodeProvisions(loop, guard, spec, directories, events, find_agent, lines, mounts)
         self._pages = StatsPages()
-        self._sampling = RankSampling(loop, spec, find_agent, say)
-        self._traces = traces = CollectiveTraces(spec, find_agent)
         began_wall_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
-        self._evidence = FailureEvidence(
-            loop, spec, directories, find_agent, say, began_wall_s, lambda: traces.rings
-        )
-        self._observers = (
-            HeartbeatCopies(loop, spec, host, directories, self._pages).feature,
-            self._sampling.feature,
-            LostOutputWatch(loop, directories, say).feature,
-            traces.feature,
-            OutputRules(loop, spec, find_agent, say, events, mounts.explains).feature,  # they read heartbeats
-            StateEvents(spec, host, console, lambda: self._records.began_ns).feature,
-        )
+        self._evidence = FailureEvidence(loop, spec, directories, find_agent, say, began_wall_s, self._rings)
 
     def _features(self) -> list[NodeFeature]:
         """Return all parts that follow attempts, in the order in which they learn of a moment."""
@@ -108,7 +88,8 @@ class Node:
             found.append(self._checks.feature)
         if self._steps is not None:
             found.append(NodeFeature(close=self._steps.close))
-        return [*found, self._status.feature, *self.provisions.features(), *self._observers]
+        observers = () if self._observers is None else self._observers.features
+        return [*found, self._status.feature, *self.provisions.features(), *observers]
 
     # ---- lines for the user ----------------------------------------------------------------------------------
 
@@ -192,6 +173,7 @@ class Node:
     def observe_start(self, group: RankGroup) -> None:
         """Begin all observation of an attempt; its ranks run now."""
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
+        self._find_observers()
         for feature in self._features():
             feature.started(group)
         self._records.started(group)
@@ -210,6 +192,7 @@ class Node:
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """Record the end of a rank."""
         self._records.make(RECORD_AFTER_S)
+        self._find_observers()
         for feature in self._features():
             feature.rank_ended(group, rank, exited)
         self._records.note_exit(group, rank, exited)
@@ -235,11 +218,16 @@ class Node:
         pages = [page for page in self._pages.read() if page is not None and page.counts]
         steps = min(max((page.steps for page in pages), default=-1), MAX_STEPS)
         numbers = [page.step for page in pages if page.step is not None and abs(page.step) < MAX_STEPS]
-        return steps, max(numbers, default=None) if not self._sampling.numbers_decrease else None
+        decreases = self._observers is not None and self._observers.sampling.numbers_decrease
+        return steps, max(numbers, default=None) if not decreases else None
 
     def traces(self) -> bytes:
         """Return the traces of torch.distributed calls of the last attempt; b"" if they are not traced."""
-        return self._traces.packed
+        return b"" if self._observers is None else self._observers.traces.packed
+
+    def _rings(self) -> Rings:
+        """Return the calls of the last attempt's ranks."""
+        return (-1, {}) if self._observers is None else self._observers.traces.rings
 
     # ---- orders and reports of the coordinator ---------------------------------------------------------------
 
@@ -264,8 +252,8 @@ class Node:
 
     def send_stacks(self, number: int) -> None:
         """Send the stacks of this node's ranks to the coordinator."""
-        if self._sampling.watch is not None:
-            self._sampling.watch.ask(number)
+        if self.watch is not None:
+            self.watch.ask(number)
 
     def examine(self, order: messages.Examine, group: RankGroup) -> None:
         """Inspect the ranks of a failed attempt before they are ended."""
@@ -305,6 +293,25 @@ class Node:
             )
         return self._checks
 
+    def _find_observers(self) -> RankObservers:
+        if self._observers is None:
+            from launcher.agent.node_observers import RankObservers
+
+            self._observers = RankObservers(
+                self._loop,
+                self._console,
+                self._spec,
+                self.host,
+                self._directories,
+                self._pages,
+                lambda: self.agent,
+                self._events,
+                self.say,
+                self._mounts.explains,
+                lambda: self._records.began_ns,
+            )
+        return self._observers
+
     def _find_reports(self) -> NodeReports:
         if self._reports is None:
             from launcher.agent.node_reports import NodeReports
@@ -326,7 +333,7 @@ class Node:
     @property
     def watch(self) -> NodeWatch | None:
         """The watch over the attempt's ranks; None if there is none."""
-        return self._sampling.watch
+        return None if self._observers is None else self._observers.sampling.watch
 
     @property
     def run_dir(self) -> str:
@@ -348,9 +355,9 @@ class Node:
         return () if self._checks is None else self._checks.lines
 
     @property
-    def waits_for(self) -> str:
-        """What the attempt's ranks wait for on this node, for a message."""
-        return self.provisions.waits_for
+    def unready(self) -> str:
+        """The part besides the fork server that the attempt's ranks wait for, for a message; "" for none."""
+        return self.provisions.unready
 
     @property
     def step(self) -> str:

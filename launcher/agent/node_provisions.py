@@ -26,10 +26,10 @@ from launcher.spec import LaunchSpec
 from launcher.supervisor.client import SupervisorClient
 
 if TYPE_CHECKING:
+    from launcher.coordinator.host import Resolve, Spoiled
     from launcher.provision.checkpoint import NodeCheckpoint
     from launcher.provision.peers import NodePeers
     from launcher.ranks.rank0_ready import ReadinessWait
-    from launcher.rendezvous.host import Resolve, Spoiled
 
 
 class ProvisionAgent(Protocol):
@@ -207,11 +207,9 @@ class NodeProvisions:
         return None if self.checkpoint is None else self.checkpoint.spoiled
 
     @property
-    def waits_for(self) -> str:
-        """What the attempt's ranks wait for on this node, for a message."""
-        if self.environment.waits_for:
-            return self.environment.waits_for
-        return "the checkpoint" if self.checkpoint is not None else "the fork server"
+    def unready(self) -> str:
+        """The part besides the fork server that the attempt's ranks wait for, for a message; "" for none."""
+        return self.environment.waits_for or ("the checkpoint" if self.checkpoint is not None else "")
 
     # ---- ranks -----------------------------------------------------------------------------------------------
 

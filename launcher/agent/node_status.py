@@ -18,8 +18,8 @@ from launcher.base.loop import EventLoop
 from launcher.monitor.node_watch import NodeWatch
 from launcher.monitor.samples.processes import read
 from launcher.monitor.samples.sampler import Sampler
-from launcher.monitor.samples.stats_page import StatsPage, read_page
 from launcher.ranks.group import Rank, RankGroup, RankState
+from launcher.ranks.stats_page import StatsPage, read_page
 from launcher.spec import LaunchSpec
 from launcher.status.rates import Rates, find_rates
 
@@ -51,7 +51,7 @@ class NodeInterface(Protocol):
     @property
     def checks(self) -> tuple[str, ...]: ...
     @property
-    def waits_for(self) -> str: ...
+    def unready(self) -> str: ...
     @property
     def step(self) -> str: ...
     @property
@@ -134,13 +134,12 @@ def _waits_for(agent: Agent, around: NodeInterface, spec: LaunchSpec) -> str:
             return f"the coordinator at {spec.endpoint[0]}:{spec.endpoint[1]}"
         if agent.is_spare:
             return "a place in the job: this node is a spare"
-        own = around.waits_for if group is None else ""
-        if own not in ("", "the fork server"):
-            return own
+        if group is None and around.unready:
+            return around.unready
         return "a pause before the restart" if spec.is_single else "other nodes, or a pause before a restart"
     if agent.state is State.RUNNING and group is not None:
         if not group.spawn_began_ns:
-            return around.waits_for
+            return around.unready or "the fork server"
         return "ranks to start" if any(rank.state is RankState.STARTING for rank in group.ranks) else ""
     return {
         State.SUCCEEDED: "other nodes: all ranks here have succeeded",

@@ -13,7 +13,9 @@ from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
-CALM_S = 1800.0  # Bootseer's choice: an attempt that ran so long begins a new row
+from bootseer.tuning import DEFAULTS
+
+CALM_S = DEFAULTS.launcher.calm_s  # Bootseer's choice: an attempt that ran so long begins a new row
 MAX_HOSTS_NAMED = 64
 
 

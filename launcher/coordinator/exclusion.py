@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
-AGAIN_S = 1800.0
+from bootseer.tuning import DEFAULTS
+
+AGAIN_S = DEFAULTS.launcher.machine_fault_s
 
 
 class MachineFault(NamedTuple):

@@ -1,8 +1,8 @@
 """PURE: the state machine of a job, at its coordinator: facts from the nodes in, orders to the nodes out.
 
 It decides which nodes take part, their ranks, when an attempt ends and what follows. The job has one restart
-budget and one attempt counter (torchrun has both per agent). The host (rendezvous/host.py) passes messages, lost
-nodes and the time to it; a job on one node uses the same state machine.
+budget and one attempt counter (torchrun has both per agent). The host (host.py) passes messages, lost nodes and
+the time to it; a job on one node uses the same state machine.
 
     GATHERING --enough nodes--> RUNNING --first failure, node lost or joining, signal--> STOPPING
         ^                          |all nodes succeeded                                    |all nodes stopped

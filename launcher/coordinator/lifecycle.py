@@ -182,12 +182,12 @@ class JobLifecycle:
         members = self._gathering.start(candidates, now_s)
         self._late.forget()
         self._ending = None
-        self._running.attempt_began(len(members), now_s)
         if self._state.records.notes is not None:
             self._state.records.notes.began(now_s)
         if self._rules.frees_endpoint:
             self._outbox.listen(False)
         self._gathering.send_worlds(members)
+        self._running.attempt_began(len(members), now_s)  # counts the ranks by their new places
 
     def _take_ending(self) -> AttemptEnding:
         if self._ending is None:

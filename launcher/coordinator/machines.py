@@ -6,20 +6,22 @@ work between two attempts. exclusion.py and recovery.py decide; this module conn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.coordinator.escalation import Fault
 from launcher.coordinator.exclusion import Exclusion, MachineFault
 from launcher.coordinator.nodes import NodeState
 from launcher.coordinator.recovery import JobActions, Recovery
 from launcher.coordinator.state import JobState
-from launcher.ranks.failure_class import FailureClass, classify_failure, machine_fault
+from launcher.ranks.failure_class import FailureClass, certain_user_error, classify_failure
 from launcher.rendezvous import ranks
 
 if TYPE_CHECKING:
     from launcher.rendezvous.messages import Failure
 
 MAX_JUDGED = 64  # first failures that are examined for causes in a machine or the network
+_OF_MACHINES = (FailureClass.ACCELERATOR, FailureClass.PLATFORM, FailureClass.NETWORK)
 
 
 class JobMachines:
@@ -28,8 +30,8 @@ class JobMachines:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._rules, self._nodes = state.rules, state.nodes
-        tuning = self._rules.tuning
-        self._exclusion = Exclusion() if tuning is None else Exclusion(tuning.machine_fault_s)
+        limits = self._rules.limits()
+        self._exclusion = Exclusion(limits.machine_fault_s)
         self.recovery = Recovery(
             self._rules.steps,
             JobActions(
@@ -40,7 +42,7 @@ class JobMachines:
                 exclusion=lambda: self._exclusion if self._can_exclude else None,
                 notes=state.records.take_notes,
             ),
-            None if tuning is None else tuning.calm_s,
+            limits.calm_s,
         )
 
     @property
@@ -100,6 +102,24 @@ class JobMachines:
     def is_network_failure(self) -> bool:
         first = self._state.attempt.failures.first()[:MAX_JUDGED]
         return bool(first) and all(_is_of_network(failure) for failure in first)
+
+
+def machine_fault(failure: Failure) -> MachineFault | None:
+    """Return the part of a failure that its machine may cause and would cause again; None for none."""
+    verdict = classify_failure(failure)
+    if not verdict.is_sure or verdict.kind not in _OF_MACHINES:
+        return None
+    return MachineFault(failure.node, verdict.why, is_grave=verdict.kind is FailureClass.ACCELERATOR)
+
+
+def ladder_fault(first: Sequence[Failure]) -> Fault:
+    """Return the facts for the escalation ladder about failures that may have been the first of an attempt."""
+    if not first:
+        return Fault("")
+    verdict = classify_failure(first[0])
+    is_crash = first[0].status < 0 and verdict.kind is FailureClass.USER and not verdict.is_sure
+    is_code = verdict.kind is FailureClass.MOUNT or all(certain_user_error(failure) for failure in first)
+    return Fault("crash" if is_crash else verdict.kind.value, is_code=is_code)
 
 
 def _is_of_network(failure: Failure) -> bool:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from bootseer.light_typing import Iterable, NamedTuple
 
-MAX_BACKOFF_S = 30.0
-MAX_WITHOUT_PROGRESS = 3  # attempts in a row
-
 
 class StepLimits(NamedTuple):
     """Time limits in seconds of the steps of the escalation ladder (escalation.py); 0: the step is disabled."""
@@ -45,7 +42,7 @@ class NoProgress:
     job without an optimizer never counts steps, and can still progress.
     """
 
-    def __init__(self, max_in_a_row: int = MAX_WITHOUT_PROGRESS) -> None:
+    def __init__(self, max_in_a_row: int) -> None:
         self._max_in_a_row = max_in_a_row
         self._makes_steps = False
         self._best: int | None = None
@@ -95,19 +92,11 @@ class MembershipChanges:
 class RestartPolicy:
     """The restart budget, and the backoff before a restart."""
 
-    def __init__(
-        self,
-        max_restarts: int,
-        early_s: float,
-        backoff_s: float,
-        refill_s: float | None = None,
-        max_backoff_s: float = MAX_BACKOFF_S,
-    ) -> None:
+    def __init__(self, max_restarts: int, early_s: float, backoff_s: float, refill_s: float | None = None) -> None:
         self._max_restarts = max_restarts
         self._early_s = early_s  # an attempt that fails sooner is retried with backoff
         self._backoff_s = backoff_s  # 0: no backoff
         self._refill_s = refill_s
-        self._max_backoff_s = max_backoff_s
         self.used = 0  # of the budget
         self.count = 0  # failures so far that were followed by a restart
         self.early_in_a_row = 0
@@ -117,7 +106,7 @@ class RestartPolicy:
         is_refilled = self._refill_s is not None and lived_s >= self._refill_s
         return self._max_restarts > (0 if is_refilled else self.used)
 
-    def after_failure(self, lived_s: float) -> float | None:
+    def after_failure(self, lived_s: float, max_backoff_s: float) -> float | None:
         """Return the pause before the restart in seconds; None if the budget is used up."""
         if not self.has_left(lived_s):
             return None
@@ -128,4 +117,4 @@ class RestartPolicy:
         self.early_in_a_row = self.early_in_a_row + 1 if lived_s < self._early_s else 0
         if self.early_in_a_row < 2:
             return 0.0  # the first early failure may be chance
-        return min(self._max_backoff_s, self._backoff_s * 2.0 ** min(self.early_in_a_row - 2, 10))
+        return min(max_backoff_s, self._backoff_s * 2.0 ** min(self.early_in_a_row - 2, 10))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootseer.light_typing import TYPE_CHECKING
+from bootseer.light_typing import TYPE_CHECKING, Callable
 
 if TYPE_CHECKING:
     from bootseer.tuning import LauncherTuning
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class JobRecords:
-    def __init__(self, run_id: str, nodes: JobNodes, outbox: Outbox, tuning: LauncherTuning | None = None) -> None:
+    def __init__(self, run_id: str, nodes: JobNodes, outbox: Outbox, limits: Callable[[], LauncherTuning]) -> None:
         self._run_id = run_id
-        self._tuning = tuning
+        self._limits = limits
         self._nodes = nodes
         self._outbox = outbox
         self.notes: FailureNotes | None = None  # from the first failure on
@@ -26,12 +26,7 @@ class JobRecords:
         if self.notes is None:
             from launcher.monitor.failure.notes import FailureNotes
 
-            tuning = self._tuning
-            self.notes = (
-                FailureNotes(self._run_id)
-                if tuning is None
-                else FailureNotes(self._run_id, max_pages=tuning.failure_records)
-            )
+            self.notes = FailureNotes(self._run_id, self._limits().failure_records)
         return self.notes
 
     def decided(self, action: str, rule: str, backoff_s: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from launcher.coordinator.escalation import CALM_S, EXPENSIVE, Decision, Fault, Ladder, Step, advise_replay
+from launcher.coordinator.escalation import EXPENSIVE, Decision, Fault, Ladder, Step, advise_replay
 from launcher.coordinator.exclusion import Exclusion, MachineFault
 from launcher.coordinator.policy import StepLimits
 from launcher.coordinator.recovery_steps import PendingAnswers, failed_checks
@@ -31,8 +31,8 @@ class JobActions(NamedTuple):
 class Recovery:
     """Recovery of one job, over all its attempts."""
 
-    def __init__(self, limits: StepLimits, around: JobActions, calm_s: float | None = None) -> None:
-        """Args: calm_s: of the escalation ladder; None: its default."""
+    def __init__(self, limits: StepLimits, around: JobActions, calm_s: float) -> None:
+        """Args: calm_s: of the escalation ladder."""
         self._limits = limits
         self._around = around
         self._limit_s = {
@@ -40,9 +40,7 @@ class Recovery:
             Step.ROLLBACK: limits.rollback_s,
             Step.REPLAY: limits.replay_s,
         }
-        self._ladder = Ladder(
-            [step for step in EXPENSIVE if self._limit_s[step]], CALM_S if calm_s is None else calm_s
-        )
+        self._ladder = Ladder([step for step in EXPENSIVE if self._limit_s[step]], calm_s)
         self._steps: list[Step] = []  # to be taken, in order
         self._asked: PendingAnswers[RecoveryResult] | None = None  # for the first of them
         self._attempt, self._kind = -1, ""  # the failed attempt, and the class of its failure

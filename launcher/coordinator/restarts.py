@@ -49,8 +49,9 @@ class Restarts:
         self._rules = state.rules
         self._take_machines = take_machines
         self._same_error = SameError()
-        tuning = state.rules.tuning
-        self._no_progress = NoProgress() if tuning is None else NoProgress(tuning.attempts_without_progress)
+        limits = state.rules.limits()
+        self._no_progress = NoProgress(limits.attempts_without_progress)
+        self._max_backoff_s = limits.max_backoff_s
         self._port_retries = 0
 
     def decide(self, verdict: tuple[int, str] | None, now_s: float, *, hang_lasts: bool) -> End | Again:
@@ -108,7 +109,7 @@ class Restarts:
             return Again(is_change=True, tests_network=self._will_test_network(is_network_failure=False))
         # The job cannot continue without them, so their loss uses up a restart, as a failure of their ranks would.
         limit = self._rules.max_restarts
-        delay_s = budget.after_failure(attempt.lived_s)
+        delay_s = budget.after_failure(attempt.lived_s, self._max_backoff_s)
         if delay_s is None:
             after = f"after {counted(budget.count, 'restart')}" if limit else "and --max-restarts is 0"
             return End(1, f"lost node {gone}; {state.describe_need()} {after}")
@@ -152,7 +153,7 @@ class Restarts:
             if hopeless:
                 return End(self._rules.give_up_status, hopeless)
             return End(1, f"{attempt.describe_end()} after {counted(budget.count, 'restart')}")
-        delay_s = budget.after_failure(lived_s) or 0.0
+        delay_s = budget.after_failure(lived_s, self._max_backoff_s) or 0.0
         early = budget.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
         restart = f"restart {budget.used} of {self._rules.max_restarts}{wait}"
@@ -164,7 +165,7 @@ class Restarts:
     def _find_fault(self) -> Fault:
         """Return the facts about the failure for the escalation ladder."""
         from launcher.coordinator.escalation import Fault
-        from launcher.ranks.failure_class import ladder_fault
+        from launcher.coordinator.machines import ladder_fault
 
         attempt = self._state.attempt
         return Fault(attempt.end_class) if attempt.end_reason else ladder_fault(attempt.failures.first())

@@ -114,14 +114,14 @@ class RunningRanks:
             from launcher.monitor.hang.settings import HangSettings
             from launcher.monitor.watch import HangWatch
 
-            settings, tuning = HangSettings(min_s=self._rules.hang_least_s), self._rules.tuning
-            if tuning is not None:
-                settings = settings._replace(
-                    first_s=tuning.hang_first_s,
-                    busy_s=tuning.hang_busy_s,
-                    working_s=tuning.hang_working_s,
-                    stacks_s=tuning.hang_stacks_s,
-                )
+            limits = self._rules.limits()
+            settings = HangSettings(
+                min_s=self._rules.hang_least_s,
+                first_s=limits.hang_first_s,
+                busy_s=limits.hang_busy_s,
+                working_s=limits.hang_working_s,
+                stacks_s=limits.hang_stacks_s,
+            )
             self._hangs = HangWatch(settings)
             self._begin_hangs(self._hangs, now_s)
         yield from self._report_hangs(self._hangs.looked(number, facts, now_s), now_s)

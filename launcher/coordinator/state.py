@@ -7,7 +7,7 @@ from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.coordinator.attempt import Attempt
 from launcher.coordinator.nodes import JobNodes
 from launcher.coordinator.orders import Outbox
-from launcher.coordinator.policy import MAX_BACKOFF_S, MembershipChanges, RestartPolicy, StepLimits
+from launcher.coordinator.policy import MembershipChanges, RestartPolicy, StepLimits
 from launcher.coordinator.records import JobRecords
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ class JobRules(NamedTuple):
     steps: StepLimits = StepLimits()  # of the escalation ladder
     tuning: LauncherTuning | None = None  # changed limits
 
+    def limits(self) -> LauncherTuning:
+        """Return the limits that operators may change."""
+        if self.tuning is not None:
+            return self.tuning
+        from bootseer.tuning import DEFAULTS  # a start needs no limit
+
+        return DEFAULTS.launcher
+
 
 class Phase(Enum):
     GATHERING = "gathering"
@@ -73,12 +81,11 @@ class JobState:
             rules.early_s,
             rules.backoff_s,
             rules.restart_refill_s,
-            MAX_BACKOFF_S if rules.tuning is None else rules.tuning.max_backoff_s,
         )
         self.changes = MembershipChanges(rules.max_membership_changes)
         self.nodes = JobNodes(rules.static)
         self.outbox = Outbox(self.nodes.by_number.keys())
-        self.records = JobRecords(rules.run_id, self.nodes, self.outbox, rules.tuning)
+        self.records = JobRecords(rules.run_id, self.nodes, self.outbox, rules.limits)
 
     @property
     def may_go_on(self) -> bool:

@@ -37,7 +37,7 @@ MAX_ERROR_CHARS = 100000
 EARLY = "Before the script's first statement:\n"
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 
-# Layout of the stats page; launcher/monitor/samples/stats_page.py reads and describes it.
+# Layout of the stats page; launcher/ranks/stats_page.py reads and describes it.
 PAGE_HEAD = b"BOOTRANK\4\0\0\0"
 PAGE_BYTES, END_AT, PULSE_AT, LOST_AT = 512, 29, 32, 504
 MAX_NOTES, TEXT_NOTE = LOST_AT - PULSE_AT - 32, 0xFFFF

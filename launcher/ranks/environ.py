@@ -7,7 +7,7 @@ rank 0 does.
 
 from __future__ import annotations
 
-from bootseer.light_typing import Mapping, Protocol
+from bootseer.light_typing import TYPE_CHECKING, Mapping
 from launcher.rendezvous import messages
 
 # Only bootrun may set these.
@@ -23,23 +23,54 @@ RANK_VARIABLES = frozenset(
 )
 
 
-class JobValues(Protocol):
-    """The part of the launch specification that ranks receive."""
+if TYPE_CHECKING:  # classes take time, and only types are needed of these
+    from typing import Protocol
 
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def role(self) -> str: ...
-    @property
-    def nproc(self) -> int: ...
-    @property
-    def max_restarts(self) -> int: ...
-    @property
-    def virtual_local_rank(self) -> bool: ...
-    @property
-    def signals_text(self) -> str: ...  # --signals-to-handle as given
-    @property
-    def tuning(self) -> Mapping[str, str]: ...  # variables of changed limits
+    from launcher.ranks.command import Entry
+
+    class JobValues(Protocol):
+        """The part of the launch specification that ranks receive."""
+
+        @property
+        def run_id(self) -> str: ...
+        @property
+        def role(self) -> str: ...
+        @property
+        def nproc(self) -> int: ...
+        @property
+        def max_restarts(self) -> int: ...
+        @property
+        def virtual_local_rank(self) -> bool: ...
+        @property
+        def signals_text(self) -> str: ...  # --signals-to-handle as given
+        @property
+        def tuning(self) -> Mapping[str, str]: ...  # variables of changed limits
+
+    class RankOptions(JobValues, Protocol):
+        """The part that also decides how ranks are started."""
+
+        @property
+        def entry(self) -> Entry: ...
+        @property
+        def python(self) -> str: ...
+        @property
+        def backend(self) -> str: ...
+        @property
+        def can_restart(self) -> bool: ...
+        @property
+        def rank_hooks(self) -> bool: ...
+        @property
+        def fork_ranks(self) -> str: ...
+        @property
+        def preload(self) -> tuple[str, ...]: ...
+        @property
+        def preload_timeout_s(self) -> float: ...
+        @property
+        def numa_binding(self) -> str | None: ...
+        @property
+        def record_start(self) -> bool: ...
+        @property
+        def image(self) -> object | None: ...
 
 
 def constant_environ(job: JobValues, inherited: Mapping[str, str]) -> dict[str, str]:

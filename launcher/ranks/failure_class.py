@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from launcher.coordinator.escalation import Fault
-from launcher.coordinator.exclusion import MachineFault
 from launcher.ranks import exits
 from launcher.ranks.exits import FailureOrigin, classify, find_sign, first_exception, signal_name
 from launcher.ranks.kernel_facts import has_device_fault
@@ -301,24 +298,6 @@ def certain_user_error(failure: Failure) -> str:
         return ""
     verdict = classify_failure(failure)
     return error_location(failure) if verdict.kind is _U and verdict.is_sure else ""
-
-
-def machine_fault(failure: Failure) -> MachineFault | None:
-    """Return the part of a failure that its machine may cause and would cause again; None for none."""
-    verdict = classify_failure(failure)
-    if not verdict.is_sure or verdict.kind not in (_A, _P, _N):
-        return None
-    return MachineFault(failure.node, verdict.why, is_grave=verdict.kind is _A)
-
-
-def ladder_fault(first: Sequence[Failure]) -> Fault:
-    """Return the facts for the escalation ladder about failures that may have been the first of an attempt."""
-    if not first:
-        return Fault("")
-    verdict = classify_failure(first[0])
-    is_crash = first[0].status < 0 and verdict.kind is _U and not verdict.is_sure
-    is_code = verdict.kind is FailureClass.MOUNT or all(certain_user_error(failure) for failure in first)
-    return Fault("crash" if is_crash else verdict.kind.value, is_code=is_code)
 
 
 def _by_signal(failure: Failure) -> Classification:

@@ -11,16 +11,16 @@ import time
 
 from bootseer.light_stdlib import Enum, signal
 from bootseer.light_typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
-from launcher.monitor.samples.stats_page import NO_STATS_PAGE, StatsPageFile, read_exit_status
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
 from launcher.ranks.output.logs import RankLogs
 from launcher.ranks.program import RankProgram
+from launcher.ranks.stats_page import NO_STATS_PAGE, StatsPageFile, read_exit_status
 from launcher.rendezvous import messages
-from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SpawnRequest, SupervisorClient
 
 if TYPE_CHECKING:
+    from launcher.ranks.environ import RankOptions
     from launcher.ranks.kernel_facts import KernelEvidence
 
 STDERR_TAIL_LINES = 20
@@ -56,7 +56,7 @@ class Rank:
 
     @property
     def page_file(self) -> str:
-        """The stats page that shows its steps to the agent (monitor/samples/stats_page.py); "" for none."""
+        """The stats page that shows its steps to the agent (stats_page.py); "" for none."""
         return self.page.path
 
     @property
@@ -80,7 +80,7 @@ class RankGroup:
 
     def __init__(
         self,
-        spec: LaunchSpec,
+        spec: RankOptions,
         world: messages.World,
         node: str,
         guard: SupervisorClient,

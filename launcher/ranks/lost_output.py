@@ -10,8 +10,8 @@ import os
 
 from bootseer.light_typing import Callable, Mapping, Sequence
 from launcher.base.loop import Alarm, EventLoop
-from launcher.monitor.samples.stats_page import read_lost_output_bytes
 from launcher.ranks.group import Rank
+from launcher.ranks.stats_page import read_lost_output_bytes
 
 POLL_EVERY_S = 10.0
 

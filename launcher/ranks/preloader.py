@@ -13,14 +13,16 @@ import sys
 import time
 
 from bootseer.light_stdlib import Enum
-from bootseer.light_typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+from bootseer.light_typing import TYPE_CHECKING, Callable, Iterable, Mapping, NamedTuple, Sequence
 from launcher.base.loop import Alarm, EventLoop
 from launcher.ranks.environ import constant_environ
 from launcher.ranks.fork import hot_imports
 from launcher.ranks.fork import policy as fork_policy
 from launcher.ranks.program import RankProgram, compile_beside, own_program
-from launcher.spec import LaunchSpec
 from launcher.supervisor.client import SupervisorClient
+
+if TYPE_CHECKING:
+    from launcher.ranks.environ import RankOptions
 
 DEFAULT_MODULES = ("torch", "torch.distributed")
 # A fork server only for restarts starts after the first step of all ranks, or this long after their start.
@@ -60,7 +62,7 @@ class Preloader:
         self,
         loop: EventLoop,
         guard: SupervisorClient,
-        spec: LaunchSpec,
+        spec: RankOptions,
         unset: tuple[str, ...],
         log_exec: Callable[[str], object],
         note: Callable[[PreloadSpan], object],
@@ -304,7 +306,8 @@ class Preloader:
             imports.forget_whole()
         if place in (self._asked, *again):
             self._asked, self._observed = "", place
-            self._supervisor.help(OBSERVE, "imports", [place, str(pid) if self._is_elsewhere else ""])
+            texts = [place, str(pid) if self._is_elsewhere else ""]
+            self._supervisor.help(OBSERVE, "imports", "launcher.ranks.fork.import_observe", texts)
             return
         listing = hot_imports.read_listing(place + ".imports")
         record = imports.record
@@ -379,7 +382,7 @@ class Preloader:
         self._go(True)
         self._imports.add_proven(self._modules)
 
-    def on_ended(self, number: int, module: str, why: str, is_its_fault: bool) -> None:
+    def on_ended(self, number: int, module: str, why: str, is_its_fault: bool, is_of_process: bool) -> None:
         """Handle the end of the process, failed or not."""
         was_loading = self._state is State.LOADING
         if number != self._starts or self._state in (State.NONE, State.ENDED):
@@ -392,12 +395,11 @@ class Preloader:
             return
         is_slow = was_loading and self._why_timeout != ""
         if is_slow:
-            why, self._why_timeout = self._why_timeout, ""
+            why, self._why_timeout, is_of_process = self._why_timeout, "", False
             module = module or "the set of modules"
         module, *also = module.split("\n")  # modules that import it fail with it
         text = f"{module} {why}" if module else why
-        is_unnamed = not was_loading or text.startswith("it ")
-        self._why = f"the fork server has ended: {why}" if is_unnamed else text
+        self._why = f"the fork server has ended: {why}" if is_of_process or not was_loading else text
         if was_loading:
             self._note_span(0, text)
             # A framework that is slow on a cold node is not at fault.

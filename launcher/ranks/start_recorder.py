@@ -11,12 +11,14 @@ import os
 import time
 
 from bootseer.light_stdlib import suppress
-from bootseer.light_typing import Any, Callable, Mapping, NamedTuple
+from bootseer.light_typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 from launcher.ranks.group import Rank
 from launcher.ranks.start_trace import files as record_files
 from launcher.ranks.start_trace.files import START_DIRECTORY, START_SUFFIX, JobKey
-from launcher.spec import LaunchSpec
 from launcher.supervisor.client import SupervisorClient
+
+if TYPE_CHECKING:
+    from launcher.ranks.environ import RankOptions
 
 PREFETCH, RECORD = 1, 2  # numbers of the helpers
 EVENTS_SUFFIX = ".jsonl"
@@ -39,7 +41,7 @@ class StartTrace:
     def __init__(
         self,
         guard: SupervisorClient,
-        spec: LaunchSpec,
+        spec: RankOptions,
         note: Callable[[HelperSpan], object],
         recorded: Callable[[], object],
     ) -> None:
@@ -72,7 +74,7 @@ class StartTrace:
         self._key = self._make_key()
         if record_files.exists(self._directory, self._key, START_SUFFIX):
             self._is_prefetching = True
-            self._ask(PREFETCH, "prefetch", self._directory, *self._key)
+            self._ask(PREFETCH, "prefetch", "prefetch", self._directory, *self._key)
         elif events_dir:
             self._list_all(events_dir)
         return self._listing_path
@@ -119,7 +121,7 @@ class StartTrace:
             preload = self._listing_path if rank.is_forked else ""
             flags = ("1" if self._is_whole else "", "1" if self._is_stale else "")
             texts = (self._directory, str(rank.pid), listing_of(rank), preload, *flags)
-            self._ask(RECORD, "record", *texts, *self._key)
+            self._ask(RECORD, "record", "observe", *texts, *self._key)
 
     def on_helper_ended(self, number: int, cpu_s: float, answer: Mapping[str, Any]) -> None:
         """Handle the end of a helper of the supervisor."""
@@ -159,9 +161,9 @@ class StartTrace:
             if each.kind in (FILE, SMALL)
         ]
 
-    def _ask(self, number: int, name: str, *texts: str) -> None:
+    def _ask(self, number: int, name: str, module: str, *texts: str) -> None:
         self._began_ns[number] = time.monotonic_ns()
-        self._supervisor.help(number, name, texts)
+        self._supervisor.help(number, name, f"launcher.ranks.start_trace.{module}", texts)
 
 
 def listing_of(rank: Rank) -> str:

@@ -7,11 +7,13 @@ Imported only when requested.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.ranks.group import Rank, RankState
 from launcher.rendezvous.messages import World
-from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.ranks.environ import RankOptions
 
 
 def state_of(rank: Rank, stopped_by_us: bool) -> str:
@@ -21,7 +23,7 @@ def state_of(rank: Rank, stopped_by_us: bool) -> str:
     return "TERMINATED" if stopped_by_us else "FAILED"
 
 
-def rank_event(spec: LaunchSpec, host: str, world: World, rank: Rank, state: str, status: int | None) -> str:
+def rank_event(spec: RankOptions, host: str, world: World, rank: Rank, state: str, status: int | None) -> str:
     """Return the event of a rank's change of state."""
     local_rank = rank.local_rank
     details = {
@@ -36,19 +38,19 @@ def rank_event(spec: LaunchSpec, host: str, world: World, rank: Rank, state: str
     return _event(spec, host, world, state, "WORKER", details, rank.rank, str(rank.pid), None)
 
 
-def agent_event(spec: LaunchSpec, host: str, world: World, state: str, duration_ms: float | None = None) -> str:
+def agent_event(spec: RankOptions, host: str, world: World, state: str, duration_ms: float | None = None) -> str:
     """Return the event of a change of state of the whole node."""
     details = {"group_world_size": world.group_world_size, "entry_point": _entry_point(spec)}
     return _event(spec, host, world, state, "AGENT", details, None, None, duration_ms)
 
 
-def _entry_point(spec: LaunchSpec) -> str:
+def _entry_point(spec: RankOptions) -> str:
     command = spec.entry.target if spec.entry.mode == "program" else spec.python
     return command.rpartition("/")[2]
 
 
 def _event(
-    spec: LaunchSpec,
+    spec: RankOptions,
     host: str,
     world: World,
     state: str,

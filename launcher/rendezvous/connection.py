@@ -1,7 +1,7 @@
 """A node's connection to the coordinator: connect, handshake, messages, heartbeats, clock.
 
 In: an address and messages to send. Out, by callback: open, messages, and the end with its reason (a predicate:
-"closed the connection"). One attempt at one address; member.py retries.
+"closed the connection"). One attempt at one address; agent/member.py retries.
 """
 
 from __future__ import annotations

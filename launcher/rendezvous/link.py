@@ -7,7 +7,7 @@ from launcher.rendezvous.messages import FromMember
 
 
 class Link(Protocol):
-    """A link to the coordinator, in this process (host.py) or over TCP (member.py)."""
+    """A link to the coordinator, in this process (coordinator/host.py) or over TCP (agent/member.py)."""
 
     def send(self, message: FromMember) -> None:
         """Queue a message; never block, and never raise for a lost connection (`on_lost` reports that)."""

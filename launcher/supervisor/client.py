@@ -47,7 +47,8 @@ class SupervisorEvents(NamedTuple):
     stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; stuck
     gone: Callable[[], object]  # the supervisor died
     preload_ready: Callable[[int, int, list[str]], object]  # which one, module count, names that were not found
-    preload_ended: Callable[[int, str, str, bool], object]  # which one, module in import, why, is it to blame
+    # Which one, module in import, why, is it to blame, is the process the subject of the reason (EndReason).
+    preload_ended: Callable[[int, str, str, bool, bool], object]
     forked: Callable[[int, int, int], object]  # key, pid, monotonic ns: as `spawned`
     exec_instead: Callable[[str], object]  # reason why ranks are exec'd instead of forked
     service_ended: Callable[[int, str], object]  # which one, why
@@ -121,9 +122,12 @@ class SupervisorClient:
         """End a service, with SIGKILL if it ignores SIGTERM; answered by `service_ended`."""
         self._ask("end_service", number)
 
-    def help(self, number: int, name: str, texts: Iterable[str]) -> None:
-        """Start a helper (helpers.py); answered by `helper_ended`, unless the job ends before."""
-        self._ask("help", number, name, list(texts))
+    def help(self, number: int, name: str, module: str, texts: Iterable[str]) -> None:
+        """Start a helper (helpers.py) that calls `run` of the module.
+
+        Its answer comes by `helper_ended`, unless the job ends before.
+        """
+        self._ask("help", number, name, module, list(texts))
 
     def end_help(self, number: int) -> None:
         """End a helper, if it runs."""

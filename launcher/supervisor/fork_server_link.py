@@ -14,7 +14,7 @@ import signal
 import time
 from _socket import AF_UNIX, SOCK_STREAM, socketpair
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 # From the request until all ranks are forked, with the check of its files on a slow file system.
 FORK_LIMIT_S = 10.0
@@ -53,6 +53,16 @@ def start(number: int, modules: list[str], fork_exec: ForkExec, tell: Callable[.
     return process
 
 
+class EndReason(NamedTuple):
+    """Why the process has ended, for users; a predicate of the module in import, if there is one."""
+
+    why: str
+    is_of_process: bool = False  # its subject is the process: "it"
+
+
+NO_REASON = EndReason("")
+
+
 class ForkServerProcess:
     """The connection to the fork server. `asked`: the ranks of a request without an answer."""
 
@@ -63,7 +73,7 @@ class ForkServerProcess:
         self.pid = pid
         self.fd = fd
         self.importing = ""  # the module in import, or the one that has ended it, and its importers
-        self.why = ""
+        self.end = NO_REASON
         self.asked: list[Any] = []
         self.parked: list[int] = []  # standby processes
         self.deadline_s: float | None = None
@@ -136,7 +146,7 @@ class ForkServerProcess:
                 self._incoming += data
                 if not data:
                     self._at_end = True
-                    self.kill("")
+                    self.kill()
         except BlockingIOError:
             pass
         except OSError:
@@ -156,12 +166,12 @@ class ForkServerProcess:
                 self._note_garbled()
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
             self.deadline_s = None
-            self.kill(self._blame(f"did not answer within {FORK_LIMIT_S:g} s"))
+            self.kill(self._find_subject(f"did not answer within {FORK_LIMIT_S:g} s"))
         return new
 
     def _note_garbled(self) -> None:
         self._is_garbled = True  # later data is not trusted
-        self.kill(self._blame("sent an invalid message"))
+        self.kill(self._find_subject("sent an invalid message"))
 
     def _take(self, fields: list[str], new: list[tuple[int, int, int, str]]) -> None:
         match fields[0]:
@@ -172,7 +182,7 @@ class ForkServerProcess:
             case "failed":
                 self.importing = "\n".join([fields[1], *fields[3:]])  # with its importers
                 self.is_to_blame = True
-                self.kill(fields[2])
+                self.kill(EndReason(fields[2]))
             case "refused":
                 self._refusal = fields[1]
             case "parked":
@@ -192,7 +202,7 @@ class ForkServerProcess:
     def take_refused(self) -> tuple[list[Any], str]:
         """Return the ranks that must be exec'd, and why."""
         if self.asked and (self._refusal or self.is_gone):
-            asked, why = self.asked, self._refusal or f"the fork server has ended: {self.why}"
+            asked, why = self.asked, self._refusal or f"the fork server has ended: {self.end.why}"
             self._refusal = ""
             self._settle()
             return asked, why
@@ -204,11 +214,11 @@ class ForkServerProcess:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def kill(self, why: str) -> None:
+    def kill(self, end: EndReason = NO_REASON) -> None:
         """Kill it with its descendants, except for those that have become ranks."""
         from bootseer.linux import processes
 
-        self.why = self.why or why
+        self._note_end(end)
         if self.is_gone:
             return
         self._is_killed = True
@@ -222,18 +232,24 @@ class ForkServerProcess:
         self.is_to_blame |= -status not in FROM_OUTSIDE and not self._is_killed
         self.is_gone = True
         if failed:
-            why = "its interpreter cannot be started"
+            end = EndReason("its interpreter cannot be started")
         elif status == -signal.SIGKILL and self._at_end:
-            why = self._blame(f"was ended by SIGKILL or closed its connection{self._printed()}")
+            end = self._find_subject(f"was ended by SIGKILL or closed its connection{self._printed()}")
         elif status < 0:
-            why = self._blame(f"was ended by {_name(-status)}{self._printed()}")
+            end = self._find_subject(f"was ended by {_name(-status)}{self._printed()}")
         else:
-            why = self._blame(f"ended with status {status}{self._printed()}")
-        self.why = self.why or why
+            end = self._find_subject(f"ended with status {status}{self._printed()}")
+        self._note_end(end)
 
-    def _blame(self, what: str) -> str:
+    def _note_end(self, end: EndReason) -> None:
+        if not self.end.why:  # the first reason counts
+            self.end = end
+
+    def _find_subject(self, what: str) -> EndReason:
         """Return the reason for its end, as a predicate of the module in import, or of "it"."""
-        return f"was being imported when the process {what}" if self.importing else f"it {what}"
+        if self.importing:
+            return EndReason(f"was being imported when the process {what}")
+        return EndReason(f"it {what}", is_of_process=True)
 
     def _printed(self) -> str:
         """Return the last line that it printed, for the reason."""

@@ -1,8 +1,9 @@
 """Helpers: short-lived forks of the supervisor that run a function of Bootseer and send one answer at their end.
 
-They need no start of an interpreter. In: a helper's name and texts for it. Out: a small dictionary of plain
-values. A helper is not a rank: it survives stops, no process waits for it, and it ends with the job. Its code is
-loaded only in the fork. (A service of the supervisor is exec'd, and runs as long as the job.)
+They need no start of an interpreter. In: a helper's name, the module whose `run` does the work, and texts for it.
+Out: a small dictionary of plain values. A helper is not a rank: it survives stops, no process waits for it, and it
+ends with the job. Its code is loaded only in the fork. (A service of the supervisor is exec'd, and runs as long as
+the job.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Helper(NamedTuple):
     fd: int  # of its answer
 
 
-def start(number: int, name: str, texts: Iterable[str]) -> Helper:
+def start(number: int, name: str, module: str, texts: Iterable[str]) -> Helper:
     """Fork a helper. Raises: OSError."""
     parent = os.getpid()
     answer_read, answer_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -35,7 +36,7 @@ def start(number: int, name: str, texts: Iterable[str]) -> Helper:
     try:
         pid = os.fork()
         if pid == 0:
-            _be_helper(name, texts, answer_write, parent, mask)
+            _be_helper(name, module, texts, answer_write, parent, mask)
     except OSError:
         os.close(answer_read)
         raise
@@ -57,7 +58,9 @@ def read_answer(helper: Helper) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _be_helper(name: str, texts: Iterable[str], answer_fd: int, parent: int, mask: Iterable[int]) -> NoReturn:
+def _be_helper(
+    name: str, module: str, texts: Iterable[str], answer_fd: int, parent: int, mask: Iterable[int]
+) -> NoReturn:
     try:
         from bootseer.linux import processes
 
@@ -73,24 +76,10 @@ def _be_helper(name: str, texts: Iterable[str], answer_fd: int, parent: int, mas
         close_others({0, 1, 2, answer_fd})
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         gc.disable()  # it keeps all objects until it ends
-        answer = _run(name, texts)
+        answer = __import__(module, fromlist=("run",)).run(*texts)
     except BaseException as error:
         answer = {"error": f"{type(error).__name__}: {error}"[:MAX_TEXT_CHARS]}
     try:
         os.write(answer_fd, marshal.dumps(answer)[:MAX_ANSWER_BYTES])
     finally:
         os._exit(0)
-
-
-def _run(name: str, texts: Iterable[str]) -> dict[str, Any]:
-    if name == "prefetch":
-        from launcher.ranks.start_trace import prefetch as start_prefetch
-
-        return start_prefetch.run(*texts)
-    if name == "imports":
-        from launcher.ranks.fork import import_observe
-
-        return import_observe.run(*texts)
-    from launcher.ranks.start_trace import observe as start_observe
-
-    return start_observe.run(*texts)

@@ -445,7 +445,7 @@ class _Supervisor:
         self._drop_fork_server()
         closed = [name for fd, name in enumerate(("stdin", "stdout", "stderr")) if not os.get_inheritable(fd)]
         if closed:
-            self._tell("preload_ended", number, "", f"{closed[0]} is closed", False)
+            self._tell("preload_ended", number, "", f"{closed[0]} is closed", False, False)
             return
         try:
             self._fork_server = start(
@@ -453,7 +453,7 @@ class _Supervisor:
             )
         except OSError as error:
             why = f"it cannot be started: {os.strerror(error.errno or 0).lower()}"
-            self._tell("preload_ended", number, "", why, False)
+            self._tell("preload_ended", number, "", why, False, True)
             return
         self._poll.register(self._fork_server.fd, self._fork_server.wanted)
 
@@ -467,10 +467,11 @@ class _Supervisor:
         process, self._fork_server = self._fork_server, None
         if process is None:
             return
-        process.kill("")
+        process.kill()
         self._poll.unregister(process.fd)
         process.close()
-        self._tell("preload_ended", process.number, process.importing, "it was stopped", False)
+        module = process.importing
+        self._tell("preload_ended", process.number, module, "it was stopped", False, not module)
         if process.asked:
             self._exec_instead(process.asked, "the fork server was stopped")
 
@@ -520,7 +521,9 @@ class _Supervisor:
             process.close()
             self._fork_server = None
             self._end_orphans(process.pid)
-            self._tell("preload_ended", process.number, process.importing, process.why, process.is_to_blame)
+            why, is_of_process = process.end
+            of = process.number, process.importing
+            self._tell("preload_ended", *of, why, process.is_to_blame, is_of_process)
         else:
             self._poll.modify(process.fd, process.wanted)
         if refused:
@@ -585,12 +588,12 @@ class _Supervisor:
 
     # ---- helpers ---------------------------------------------------------------------------------------------
 
-    def _do_help(self, number: int, name: str, texts: list[str]) -> None:
+    def _do_help(self, number: int, name: str, module: str, texts: list[str]) -> None:
         """Fork a helper, which sends one answer at its end."""
         from launcher.supervisor import helpers as supervisor_helpers
 
         try:
-            helper = supervisor_helpers.start(number, name, texts)
+            helper = supervisor_helpers.start(number, name, module, texts)
         except OSError as error:
             self._tell("helper_ended", number, 0.0, {"error": os.strerror(error.errno or 0).lower()})
             return

@@ -1,7 +1,7 @@
 """A record of what was warmed on this user's node, for events of the next start: one small file in the cache.
 
 Written after each stage, read once by a start, when its ranks run. It decides nothing: if it cannot be read or
-written, nothing counts as warmed.
+written, nothing counts as warmed. Several daemons may write it at once.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from bootseer.cache_folder import locate, prepare
 from bootseer.errors import BootseerError
 from bootseer.linux.files import replace_file
+from bootseer.linux.locks import wait_lock
 from bootseer.trust.owned_files import NotOwnedError, read_owned
 from launcher.warm.results import CACHED, HELD, IN_PLACE, SEEDED, UNPACKED, Warmed, from_record, to_record
 
 NAME = "warmed.json"
+LOCK_NAME = "warmed.lock"
+LOCK_S = 5.0  # to wait for other writers, each of which needs milliseconds
 VERSION = 1
 MAX_ENTRIES = 200
 MAX_BYTES = 1 << 20
@@ -34,9 +37,10 @@ def write(found: Sequence[Warmed], environ: Mapping[str, str], now_s: float | No
         return
     with suppress(BootseerError, OSError):
         directory = prepare(locate(environ, os.geteuid()))
-        older = [each for each in _read(directory) if (each["stage"], each["what"]) not in kept]
-        entries = [*older, *kept.values()][-MAX_ENTRIES:]
-        replace_file(os.path.join(directory, NAME), json.dumps({"v": VERSION, "entries": entries}).encode())
+        with _locked(directory):
+            older = [each for each in _read(directory) if (each["stage"], each["what"]) not in kept]
+            entries = [*older, *kept.values()][-MAX_ENTRIES:]
+            replace_file(os.path.join(directory, NAME), json.dumps({"v": VERSION, "entries": entries}).encode())
 
 
 def find(what: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> list[tuple[Warmed, float]]:
@@ -51,6 +55,19 @@ def find(what: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> list[tu
         if warmed is not None and (warmed.stage, warmed.what) in what:
             found.append((warmed, float(each["at_s"])))
     return found
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Keep out other writers, unless one hangs or the file system has no locks. Raises: OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(os.path.join(directory, LOCK_NAME), flags, 0o600)
+    try:
+        with suppress(OSError):
+            wait_lock(fd, 0, timeout_s=LOCK_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _read(directory: str) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def collect() -> dict[str, list[str]]:
 
 def list_flags() -> Iterator[str]:
     """PROGRAM COMMAND... NAME[=CHOICES] of all flags and arguments."""
-    from launcher.cli.completion import parsers
+    from launcher.completion import parsers
 
     for name, parser in parsers().items():
         yield from _list_parser(name, parser)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.cli.completion import parsers
+from launcher.completion import parsers
 
 # Beginnings of half sentences: of what, that what?
 NO_BEGINNINGS = ("of ", "that ", "its ", "for ", "what ", "instead ", "without ", "also ", "although ", "there ")

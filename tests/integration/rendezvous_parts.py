@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from launcher.agent.member import Member, RendezvousSettings, open_link
 from launcher.base.loop import Loop
+from launcher.coordinator.host import JobHost
 from launcher.coordinator.job import Job, JobRules
 from launcher.coordinator.run_events import RunEvents
-from launcher.rendezvous.coordinator import Coordinator, Limits
+from launcher.coordinator.server import Coordinator, Limits
 from launcher.rendezvous.endpoint import try_to_host
-from launcher.rendezvous.host import JobHost
-from launcher.rendezvous.member import Member, RendezvousSettings, open_link
 from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from launcher.monitor.samples.stacks import Thread, find_main, parse_stacks
-from launcher.monitor.samples.stats_page import (
+from launcher.ranks.command import RUN_PATH
+from launcher.ranks.stats_page import (
     PAGE_BYTES,
     StatsPage,
     StatsPageFile,
@@ -28,7 +29,6 @@ from launcher.monitor.samples.stats_page import (
     read_heartbeats,
     read_page,
 )
-from launcher.ranks.command import RUN_PATH
 from tests.support import Programs, Run, wait_until
 
 INSIDE = os.path.abspath("launcher/in_rank/bootstrap.py")

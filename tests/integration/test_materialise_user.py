@@ -95,7 +95,7 @@ class User:
         return self._programs.start("unshare", "-m", "sh", "-c", script, env=more)
 
     def bootseer(self, *words: str) -> Program:
-        code = "import sys; from launcher.cli.commands import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; from launcher.commands import main; sys.exit(main(sys.argv[1:]))"
         return self.start(sys.executable, "-B", "-c", code, *words)
 
     def close(self) -> None:

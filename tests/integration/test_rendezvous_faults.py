@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.rendezvous import coordinator
-from launcher.rendezvous.coordinator import Limits
+from launcher.coordinator import server as coordinator
+from launcher.coordinator.server import Limits
 from launcher.rendezvous.messages import Environment, Join, Ping, Refused, Welcome, World
 from launcher.rendezvous.wire import MAGIC, PROTOCOL, Established, Reply, Wire
 from tests import support

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.rendezvous.coordinator import Limits
+from launcher.coordinator.server import Limits
 from launcher.rendezvous.messages import DroppedFromJob, Finish, Leave, Note, Refused, Started, Welcome, World
 from tests import support
 from tests.integration import rendezvous_parts

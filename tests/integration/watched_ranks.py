@@ -9,7 +9,7 @@ from typing import NamedTuple
 from launcher.base.loop import Loop
 from launcher.monitor.samples.stack_collector import StackCollector
 from launcher.monitor.samples.stacks import RankStacks
-from launcher.monitor.samples.stats_page import StatsPage, read_page
+from launcher.ranks.stats_page import StatsPage, read_page
 from tests.support import Program, descendants, wait_until
 
 

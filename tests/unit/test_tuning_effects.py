@@ -64,13 +64,14 @@ from bootseer.tuning_limits import LIMITS, is_whole
 from launcher.agent.event_shipping import Shipper
 from launcher.base.facts import RankFacts
 from launcher.cli.parser import parse as parse_line
-from launcher.coordinator.escalation import Fault, Step
-from launcher.coordinator.exclusion import MachineFault
+from launcher.coordinator.escalation import Fault, Ladder, Step
+from launcher.coordinator.exclusion import Exclusion, MachineFault
 from launcher.coordinator.machines import JobMachines
 from launcher.coordinator.policy import StepLimits
 from launcher.coordinator.restarts import Restarts
 from launcher.coordinator.running import RunningRanks
 from launcher.coordinator.state import JobRules, JobState
+from launcher.monitor.failure.notes import FailureNotes
 from launcher.monitor.hang.settings import HangSettings
 from launcher.monitor.samples import stack_collector
 from launcher.monitor.samples.stack_collector import StackCollector
@@ -116,7 +117,8 @@ def edge(value: float, is_past: Callable[[float], bool], step: float = 0.5) -> f
 
 def max_backoff_s(at: Place) -> object:
     state = at.state(backoff_s=1000.0)
-    return [state.restarts.after_failure(0.0) for _ in range(3)][-1]
+    longest_s = Restarts(state, lambda: JobMachines(state))._max_backoff_s
+    return [state.restarts.after_failure(0.0, longest_s) for _ in range(3)][-1]
 
 
 def attempts_without_progress(at: Place) -> object:
@@ -616,3 +618,25 @@ def test_the_code_sees_the_value_that_is_set(path: str, tmp_path: Path, monkeypa
         with monkeypatch.context() as patch:
             found = seen(Place(int(value) if is_whole(name) else float(value), folder, patch))
         assert found == value
+
+
+# Its default is above what the default join_timeout allows.
+OF_LAUNCHER = [path for path in SEEN if path.startswith("launcher.") and path != "launcher.environment_silence_s"]
+
+
+@pytest.mark.parametrize("path", OF_LAUNCHER)
+def test_without_a_value_the_code_uses_the_default(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    value = getattr(DEFAULTS.launcher, path.partition(".")[2])
+    assert SEEN[path][1](Place(value, tmp_path, monkeypatch)) == value
+
+
+def test_parts_that_are_made_without_limits_have_the_same_defaults() -> None:
+    limits = DEFAULTS.launcher
+    hang = HangSettings()
+    assert (hang.first_s, hang.busy_s) == (limits.hang_first_s, limits.hang_busy_s)
+    assert (hang.working_s, hang.stacks_s) == (limits.hang_working_s, limits.hang_stacks_s)
+    assert (Exclusion()._again_s, Ladder()._calm_s) == (limits.machine_fault_s, limits.calm_s)
+    assert FailureNotes("job")._max_pages == limits.failure_records

@@ -16,7 +16,7 @@ from collections.abc import Callable, Set
 from bootseer import cache_folder
 from bootseer.checkpoint.service.arena import READY, Arena
 from bootseer.checkpoint.service.disk_copy import DiskCopy, is_free
-from bootseer.checkpoint.service.process import Answers, Child, Fork, end_child
+from bootseer.checkpoint.service.process import WRITER_DIED, Answers, Child, Fork, end_child
 from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.errors import BootseerError
 from bootseer.ipc.framing import encode
@@ -40,6 +40,7 @@ class Copier:
         self._answers = answers
         self._kept = kept
         self._child: Child | None = None
+        self._has_outcome = False  # of this process
 
     @property
     def is_running(self) -> bool:
@@ -47,6 +48,7 @@ class Copier:
 
     def start(self, pinned: Pinned, arena: Arena, max_bytes: int, bad: Set[tuple[int, int]]) -> None:
         """Start to copy. Args: as `run_copier`."""
+        self._has_outcome = False
         try:
             self._child = self._fork(lambda connection: run_copier(connection, pinned, arena, max_bytes, bad))
         except OSError as error:
@@ -65,15 +67,21 @@ class Copier:
         lines = self._child.lines.receive_ready()
         for news in lines or ():
             if "copied" in news:
-                if news["copied"]:
-                    self._answers.say(f"{NOT_KEPT}: {news['copied']}")
-                else:
-                    self._kept()
-                self._answers.send("copied", why=str(news["copied"]))
+                self._conclude(str(news["copied"]))
             else:
                 self._answers.send("copying", bytes=news["bytes"], of_bytes=news["of_bytes"])
         if lines is None:
+            if not self._has_outcome:
+                self._conclude(WRITER_DIED)
             self.stop()
+
+    def _conclude(self, why: str) -> None:
+        self._has_outcome = True
+        if why:
+            self._answers.say(f"{NOT_KEPT}: {why}")
+        else:
+            self._kept()
+        self._answers.send("copied", why=why)
 
 
 def run_copier(

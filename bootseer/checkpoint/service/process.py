@@ -26,6 +26,7 @@ LOCK_NAME = "lock"
 MOUNT_NAME = "mount"
 MAX_PARENT_BYTES = 70  # addresses of sockets have at most 107 bytes
 MAX_DESCRIPTORS = 1 << 20
+WRITER_DIED = "the process that writes it to this node's disk has died"
 UNFINISHED_S = 3600.0  # a directory that has no lock for longer was left by a killed service
 
 

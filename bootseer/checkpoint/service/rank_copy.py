@@ -24,7 +24,7 @@ from bootseer.checkpoint.io.capacity import RESERVE, format_bytes
 from bootseer.checkpoint.opening import store_at
 from bootseer.checkpoint.service.disk_copy import is_free
 from bootseer.checkpoint.service.filler import REFUSED, kind_of, open_store_for
-from bootseer.checkpoint.service.process import Child, Fork, end_child, make_directory, run_child
+from bootseer.checkpoint.service.process import WRITER_DIED, Child, Fork, end_child, make_directory, run_child
 from bootseer.checkpoint.versions.striped import pin
 from bootseer.errors import BootseerError, CheckpointError
 from bootseer.ipc.framing import encode
@@ -89,7 +89,7 @@ class RankCopy:
         assert self._child is not None
         lines = self._child.lines.receive_ready()
         if lines is None:
-            lines = [{"failed": "the process that writes it to this node's disk has died", "kind": REFUSED}]
+            lines = [{"failed": WRITER_DIED, "kind": REFUSED}]
         for news in lines:
             if "bytes" in news:
                 self._progress(int(news["bytes"]), int(news["of_bytes"]))

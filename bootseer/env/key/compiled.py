@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from bootseer.env.compile_cache.key import instructions, read_accelerators, read_compilers
 from bootseer.env.key.document import to_utf8_text
+from bootseer.env.parse.requirements import RequestedPackage
 
 _MAX_BYTES = 1 << 20
 _SOURCES = re.compile(r"\.(?:zip|tar|tgz|tbz|txz|tlz|tar\.(?:gz|bz2|xz|lz|lzma|Z))$")
@@ -24,7 +25,7 @@ _OPTION = re.compile(r"(?<![\w-])--no-(?:binary|build-isolation)(?:-package)?(?!
 _VARIABLES = (
     *("PIP_NO_BINARY", "UV_NO_BINARY", "UV_NO_BINARY_PACKAGE", "PIP_NO_BUILD_ISOLATION", "UV_NO_BUILD_ISOLATION"),
 )
-_FETCHERS = {f"downloads by {program}" for program in ("cargo", "go", "gem", "npm")}
+_BUILDERS = {"cargo", "go", "gem", "npm"}  # of the programs that download
 # Build backends that compile nothing, unless a project adds code to its build.
 _PURE_BACKENDS = {
     *(
@@ -43,11 +44,11 @@ def requests_build(text: str) -> bool:
     return _OPTION.search(text) is not None
 
 
-def needs_build(wanted: str) -> bool:
-    """PURE: return whether a requirement, as written, names a repository or a source archive at a URL."""
-    if wanted in _FETCHERS or _REPOSITORY.search(wanted):
+def needs_build(wanted: RequestedPackage) -> bool:
+    """PURE: return whether a requirement is a repository, an archive of sources, or of a program that builds."""
+    if wanted.fetcher in _BUILDERS or _REPOSITORY.search(wanted.text):
         return True
-    found = _URL.search(wanted)
+    found = _URL.search(wanted.text)
     return found is not None and is_of_sources(urlsplit(found[0]).path)
 
 

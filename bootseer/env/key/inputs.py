@@ -109,7 +109,7 @@ def find_inputs(
         finder.may_compile
         or not finder.is_known
         or compiled.variables_request_build(environ)
-        or any(compiled.needs_build(each.text) for each in finder.wanted),
+        or any(map(compiled.needs_build, finder.wanted)),
     )
 
 

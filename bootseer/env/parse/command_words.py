@@ -228,7 +228,7 @@ class _Reader:
             if texts and posixpath.basename(texts[0]) != "activate":
                 self._script(rest[0], texts[0])
         elif program in _FETCHERS:
-            self.wanted.append(RequestedPackage("", f"downloads by {program}", False))
+            self.wanted.append(RequestedPackage("", f"downloads by {program}", False, fetcher=program))
             self.is_plain = False
         elif program in _ASKS:
             self.is_plain = False

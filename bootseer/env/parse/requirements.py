@@ -63,6 +63,7 @@ class RequestedPackage(NamedTuple):
     name: str  # in PEP 503 form, "" if unknown
     text: str  # as written; may hold the password of a URL
     is_pinned: bool
+    fetcher: str = ""  # the program that downloads it, if it is no installer
 
 
 class LocalPackage(NamedTuple):

@@ -43,7 +43,7 @@ from launcher.in_rank.tracer import (
     TYPES,
     WAITED_FOR,
 )
-from launcher.monitor.samples.stats_page import PAGE_BYTES
+from launcher.ranks.stats_page import PAGE_BYTES
 
 RING_BYTES = RING_END - PAGE_BYTES
 NEW_RING = (RING_HEAD + bytes(4) + RING_BYTES.to_bytes(8, "little")).ljust(RING_BYTES, b"\0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bootseer.tuning import DEFAULTS
 from launcher.rendezvous.messages import Failure, FailureRecordMessage
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.ranks.cause import LostNode
 
 SEND_AFTER_S = 1.0  # ranks that have just started need the CPU
-MAX_PAGES = 1000  # of a job
+MAX_PAGES = DEFAULTS.launcher.failure_records  # of a job
 MAX_REPORTED = 64  # failures of an attempt whose time is kept
 MAX_DONE = 64  # lines of a record about steps
 MAX_CHECKS = 16  # lines of one failure

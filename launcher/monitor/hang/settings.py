@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STACKS_S = 6.0  # for all nodes to send the stacks of their ranks
+from bootseer.tuning import DEFAULTS
+
+_LIMITS = DEFAULTS.launcher
+STACKS_S = _LIMITS.hang_stacks_s  # for all nodes to send the stacks of their ranks
 
 
 class HangSettings(NamedTuple):
@@ -12,9 +15,9 @@ class HangSettings(NamedTuple):
 
     min_s: float = 15.0  # a hang is reported within this,
     factor: float = 3.0  # or within this multiple of the longest healthy gap so far, if that is longer
-    first_s: float = 1800.0  # before the first steps of an attempt: imports, downloads, compilation
-    busy_s: float = 900.0  # while all compute or spin: compilation, autotuning
-    working_s: float = 3600.0  # while some read or write
+    first_s: float = _LIMITS.hang_first_s  # before the first steps of an attempt: imports, downloads, compilation
+    busy_s: float = _LIMITS.hang_busy_s  # while all compute or spin: compilation, autotuning
+    working_s: float = _LIMITS.hang_working_s  # while some read or write
     ending_s: float = 120.0  # once ranks have ended: the rest cleans up
     frozen_s: float = 5.0  # how long a process is stopped before it is reported
     late_s: float = 6.0  # facts older than the newest by more than this are late

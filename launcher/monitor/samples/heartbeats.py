@@ -14,7 +14,7 @@ from typing import Protocol
 
 from bootseer.events import EventWriter, Kind
 from launcher.base.loop import Alarm, EventLoop
-from launcher.monitor.samples.stats_page import HeartbeatRecord, heartbeat_event, read_heartbeats
+from launcher.ranks.stats_page import HeartbeatRecord, heartbeat_event, read_heartbeats
 
 LOOK_S = 1.0  # the stats page has room for the records of some seconds
 

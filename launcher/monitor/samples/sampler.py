@@ -14,7 +14,7 @@ from typing import Protocol
 
 from launcher.base.facts import RankFacts
 from launcher.monitor.samples.processes import MAX_BYTES, Stat, parse_stat, parse_wait, read, read_stat
-from launcher.monitor.samples.stats_page import read_page
+from launcher.ranks.stats_page import read_page
 
 MAX_DESCENDANTS = 64  # of a rank, that are sampled
 # The supervisor's time of a rank's start may be a little later than the start; the kernel counts in ticks.

@@ -1,6 +1,6 @@
 """Collector of the stacks of this node's ranks: from themselves, else by py-spy, else from the kernel.
 
-In: ranks with their stats pages (stats_page.py). Out: one call with the stacks of each (stacks.py), within some
+In: ranks with their stats pages (ranks/stats_page.py). Out: a call with the stacks of each (stacks.py), in some
 seconds; nothing here waits. A rank gets the signal only if Bootseer's handler will certainly catch it. The page
 names a descriptor, which must be this page's file in the process that gets the signal. The kernel must report that
 the signal is caught and not blocked, and the process not stopped. The default action would end the rank. A script
@@ -34,7 +34,7 @@ from launcher.monitor.samples.stacks import (
     parse_py_spy,
     parse_stacks,
 )
-from launcher.monitor.samples.stats_page import StatsPage, head_bytes, read_page
+from launcher.ranks.stats_page import StatsPage, head_bytes, read_page
 
 ANSWER_S = 2.0  # a handler answers within milliseconds, unless the machine is overloaded
 POLL_EVERY_S = 0.05  # an answer that has not grown between two polls is complete

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from launcher.cli import commands
+from launcher import commands
 
 APPS = [importlib.import_module(group.module).app for group in commands.GROUPS.values()]
 

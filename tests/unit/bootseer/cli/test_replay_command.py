@@ -93,7 +93,7 @@ def test_it_is_a_command_of_bootseer() -> None:
         [
             sys.executable,
             "-c",
-            "from launcher.cli.commands import main; raise SystemExit(main(['replay', '--help']))",
+            "from launcher.commands import main; raise SystemExit(main(['replay', '--help']))",
         ],
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.report_job import Plan, Planted, write_job
-from launcher.cli import commands
+from launcher import commands
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from launcher.in_rank.bootstrap import map_file
 from launcher.in_rank.tracer import LOW_SERIAL, RECORD_BYTES, RECORDS_AT, RING_END, Ring
 from launcher.monitor.collectives.ring import NEW_RING, traces_of, unpack_rings
 from launcher.monitor.failure.record import FORMAT, pack
-from launcher.monitor.samples.stats_page import StatsPage
-from launcher.monitor.samples.stats_page import StatsPages as RankPages
 from launcher.ranks.group import Rank, RankGroup, RankState
 from launcher.ranks.output.console import Console
 from launcher.ranks.output.logs import RankLogs
+from launcher.ranks.stats_page import StatsPage
+from launcher.ranks.stats_page import StatsPages as RankPages
 from launcher.rendezvous.messages import CheckReport, RecoveryStep, World
 from launcher.spec import build_spec
 from launcher.supervisor.client import Exited, SupervisorClient
@@ -59,7 +59,8 @@ def test_how_far_ranks_have_come_is_what_the_furthest_says() -> None:
     ):
         node._pages = Pages(*pages)  # type: ignore[assignment]
         assert node.reached() == reached
-    node._pages, node._sampling.numbers_decrease = Pages(made_page(3, 102)), True  # type: ignore[assignment]
+    node._pages = Pages(made_page(3, 102))  # type: ignore[assignment]
+    node._find_observers().sampling.numbers_decrease = True
     assert node.reached() == (3, None)
     loop.close()
 
@@ -176,10 +177,11 @@ def test_what_ranks_have_called_is_read_of_an_attempt_that_nobody_watches() -> N
     group.world = group.world._replace(attempt=3)
     group.ranks = [SimpleNamespace(rank=0, page_file=page.path, state=RankState.FAILED)]  # type: ignore[list-item]
     node.agent = SimpleNamespace(group=group, to_job_clock=lambda _: (0, 0))  # type: ignore[assignment]
+    node._find_observers()
     node.attempt_over()
     pages.close()
     assert [call.seq for call in unpack_rings(node.traces(), {})[0].calls] == [1]
-    attempt, rings = node._traces.rings
+    attempt, rings = node._rings()
     assert attempt == 3
     assert [call.seq for call in traces_of(rings)[0].calls] == [1]
     loop.close()

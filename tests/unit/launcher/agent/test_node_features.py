@@ -25,7 +25,7 @@ def test_parts_learn_of_each_moment_in_order_and_of_the_end_in_reverse() -> None
     node, group = make_node(loop), Group()
     node.agent = SimpleNamespace(group=group)  # type: ignore[assignment]
     group.prepared_ns = group.spawn_began_ns = 1  # type: ignore[attr-defined]
-    node._observers = made("first"), made("last")  # type: ignore[assignment]
+    node._find_observers().features = made("first"), made("last")  # type: ignore[assignment]
     rank = group.ranks[0]
     for moment, call in (
         ("started", partial(node.observe_start, cast(RankGroup, group))),

@@ -18,7 +18,7 @@ from launcher.coordinator.escalation import (
     advise_replay,
     group_size,
 )
-from launcher.ranks.failure_class import ladder_fault
+from launcher.coordinator.machines import ladder_fault
 from launcher.rendezvous.messages import MountFault
 from tests.unit.launcher.jobsim import make_failure
 

@@ -436,6 +436,22 @@ def test_all_ranks_may_come_to_the_same_error_before_they_are_stopped() -> None:
     assert sim.job.statistics()["attempt"] == attempt, "what was waited for is forgotten"
 
 
+def test_hangs_of_an_attempt_are_those_of_its_own_ranks() -> None:
+    """A lost node is replaced by a spare one with other ranks."""
+    sim = Sim(make_rules(min_nodes=2, max_nodes=2, max_restarts=3, backoff_s=0.0, on_hang="report"))
+    sim.join(0, local_world_size=2)
+    sim.join(1, local_world_size=2)
+    sim.join(2, local_world_size=3)
+    facts = RankFacts(0, sim.now_s, 0, -1.0, 0, 1.0, 0, "S", "")
+    sim.say(0, RankSamples(0, (facts,)))
+    sim.lose(1)
+    world = sim.world(0)
+    assert (world.attempt, world.world_size, world.group_world_size) == (1, 5, 2)
+    hangs = sim.job._running._hangs
+    assert hangs is not None and hangs._detector is not None
+    assert (len(hangs._detector._ranks), hangs._nodes) == (5, 2)
+
+
 @pytest.mark.parametrize("changes", [{"on_hang": "off"}, {"steps": StepLimits(post_mortem_s=60.0)}])
 def test_an_error_waits_for_nobody_where_steps_are_not_seen_or_ranks_are_held(changes: dict[str, object]) -> None:
     sim = fixed(2, **{"max_restarts": 9, "backoff_s": 0.0, "on_hang": "report", **changes})

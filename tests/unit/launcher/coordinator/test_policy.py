@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.coordinator.policy import MAX_BACKOFF_S, MAX_WITHOUT_PROGRESS, NoProgress, RestartPolicy, SameError
+from bootseer.tuning import DEFAULTS
+from launcher.coordinator.policy import NoProgress, RestartPolicy, SameError
+
+MAX_BACKOFF_S = DEFAULTS.launcher.max_backoff_s
+MAX_WITHOUT_PROGRESS = DEFAULTS.launcher.attempts_without_progress
 
 LIVES = st.lists(st.floats(0.0, 1e5), max_size=50)
 
@@ -16,7 +20,7 @@ def test_no_more_restarts_than_allowed(max_restarts: int, lives: list[float]) ->
     delays = []
     for lived_s in lives:
         has_left = policy.has_left(lived_s)
-        delays.append(policy.after_failure(lived_s))
+        delays.append(policy.after_failure(lived_s, MAX_BACKOFF_S))
         assert (delays[-1] is not None) == has_left
     assert delays == [*delays[:max_restarts], *[None] * (len(delays) - max_restarts)]
     assert None not in delays[:max_restarts]
@@ -31,7 +35,7 @@ def test_refill_gives_the_budget_back_and_the_count_never_falls(
     counts = []
     for lived_s in lives:
         has_left = policy.has_left(lived_s)
-        delay_s = policy.after_failure(lived_s)
+        delay_s = policy.after_failure(lived_s, MAX_BACKOFF_S)
         assert (delay_s is not None) == has_left
         counts.append(policy.count)
         assert policy.used <= max_restarts
@@ -46,7 +50,7 @@ def test_early_failures_in_a_row_wait_longer_up_to_a_bound(lives: list[float]) -
     policy = RestartPolicy(1000, 30.0, 1.0)
     last_s = 0.0
     for lived_s in lives:
-        delay_s = policy.after_failure(lived_s)
+        delay_s = policy.after_failure(lived_s, MAX_BACKOFF_S)
         assert delay_s is not None
         assert 0.0 <= delay_s <= MAX_BACKOFF_S
         if lived_s >= 30.0:
@@ -59,8 +63,9 @@ def test_early_failures_in_a_row_wait_longer_up_to_a_bound(lives: list[float]) -
 
 def test_waits_double() -> None:
     policy = RestartPolicy(10, 30.0, 1.0)
-    assert [policy.after_failure(0.0) for _ in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert RestartPolicy(2, 30.0, 0.0).after_failure(0.0) == 0.0
+    waits_s = [policy.after_failure(0.0, 30.0) for _ in range(9)]
+    assert waits_s == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert RestartPolicy(2, 30.0, 0.0).after_failure(0.0, MAX_BACKOFF_S) == 0.0
 
 
 def test_the_same_error_in_two_attempts_in_a_row() -> None:
@@ -76,7 +81,7 @@ REACHED = st.tuples(st.integers(-1, 4), st.one_of(st.none(), st.integers(-5, 5))
 def test_nothing_is_given_up_unless_three_in_a_row_are_known_to_have_got_nowhere(
     attempts: list[tuple[int, int | None]],
 ) -> None:
-    policy = NoProgress()
+    policy = NoProgress(MAX_WITHOUT_PROGRESS)
     best: int | None = None
     nowhere, makes_steps = 0, False
     for steps, number in attempts:
@@ -96,22 +101,22 @@ def test_nothing_is_given_up_unless_three_in_a_row_are_known_to_have_got_nowhere
 
 @given(st.lists(st.integers(0, 100), min_size=1, unique=True))
 def test_a_job_that_gets_further_each_time_is_never_given_up(numbers: list[int]) -> None:
-    policy = NoProgress()
+    policy = NoProgress(MAX_WITHOUT_PROGRESS)
     assert [policy.after_failure(1, number) for number in sorted(numbers)] == [""] * len(numbers)
 
 
 @given(st.lists(st.integers(1, 100)))
 def test_without_numbers_any_step_may_be_progress(steps: list[int]) -> None:
-    policy = NoProgress()
+    policy = NoProgress(MAX_WITHOUT_PROGRESS)
     assert [policy.after_failure(each, None) for each in steps] == [""] * len(steps)
 
 
 def test_what_is_said_of_a_job_without_progress() -> None:
-    policy = NoProgress()
+    policy = NoProgress(MAX_WITHOUT_PROGRESS)
     assert [policy.after_failure(0, None) for _ in range(9)] == [""] * 9, "it may be a job without steps"
     said = [policy.after_failure(steps, None) for steps in (8, 0, 0, 0)]
     assert said == ["", "", "", "none of the last 3 attempts has made a step"]
-    policy = NoProgress()
+    policy = NoProgress(MAX_WITHOUT_PROGRESS)
     said = [policy.after_failure(9, number) for number in (150, 150, 80, 120)]
     assert said == ["", "", "", "none of the last 3 attempts has got beyond step 150"]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.coordinator.machines import machine_fault
 from launcher.monitor.failure.record import describe_failures, format_record
 from launcher.ranks import exits, failure_class
 from launcher.ranks.cause import OrderedFailures
@@ -18,7 +19,6 @@ from launcher.ranks.failure_class import (
     classify_failure,
     error_before_script,
     error_location,
-    machine_fault,
     repeated_errors,
 )
 from launcher.ranks.report import format_report

@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from launcher.in_rank import bootstrap as inside
-from launcher.monitor.samples.stats_page import StatsPageFile
 from launcher.ranks.failure_class import FailureClass, certain_user_error, classify_failure
 from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.output.logs import RankLogs
+from launcher.ranks.stats_page import StatsPageFile
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import Exited, SupervisorClient

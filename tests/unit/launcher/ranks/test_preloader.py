@@ -51,7 +51,7 @@ class Supervisor:
     def unload(self) -> None:
         self.unloads += 1
 
-    def help(self, number: int, name: str, texts: list[str]) -> None:
+    def help(self, number: int, name: str, module: str, texts: list[str]) -> None:
         assert (number, name) == (preloader.OBSERVE, "imports")
         assert texts[1] == ""  # its files are ours
         self.helped.append(texts[0])
@@ -106,7 +106,7 @@ class Start:
         self.preloader.on_ready(self.guard.number, count, [])
 
     def end(self, module: str, why: str, is_its_fault: bool = True) -> None:
-        self.preloader.on_ended(self.guard.number, module, why, is_its_fault)
+        self.preloader.on_ended(self.guard.number, module, why, is_its_fault, not module)
 
     @property
     def record(self) -> hot_imports.ImportRecord | None:
@@ -295,6 +295,13 @@ def test_a_process_that_fails_is_no_obstacle(start: Callable[..., Start]) -> Non
     assert job.forks == [False]
     assert job.said == [f"noisy {CULPRIT}"]
     assert [span.error for span in job.spans] == job.said
+
+
+def test_a_module_may_have_any_name(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "it")
+    job.settle()
+    job.end("it", CULPRIT)
+    assert job.said == [f"it {CULPRIT}"]
 
 
 def test_one_that_has_failed_before_it_is_needed_is_reported_once(start: Callable[..., Start]) -> None:
@@ -596,7 +603,7 @@ def test_news_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(sta
     first = job.guard.number
     job.first_step(library("torch._dynamo"), is_forked=True)
     assert job.guard.number != first
-    job.preloader.on_ended(first, "", "it was stopped", False)
+    job.preloader.on_ended(first, "", "it was stopped", False, True)
     job.ready(1700)
     assert job.settle(is_first=False) == [True]
 

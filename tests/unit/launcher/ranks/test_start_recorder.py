@@ -27,7 +27,7 @@ class Supervisor:
         self.asked: list[tuple[int, str, tuple[str, ...]]] = []
         self.ended: list[int] = []
 
-    def help(self, number: int, name: str, texts: Iterable[str]) -> None:
+    def help(self, number: int, name: str, module: str, texts: Iterable[str]) -> None:
         self.asked.append((number, name, tuple(texts)))
 
     def end_help(self, number: int) -> None:

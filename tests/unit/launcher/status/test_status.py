@@ -146,7 +146,7 @@ class Group(NamedTuple):
 class Named(NamedTuple):
     """Anything that has one of these."""
 
-    waits_for: str = ""
+    unready: str = ""
     step: str = ""
     is_single: bool = False
     endpoint: tuple[str, int] = ("head", 29400)
@@ -155,16 +155,18 @@ class Named(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    ("agent", "waits_for", "is_single", "words"),
+    ("agent", "unready", "is_single", "words"),
     [
         (Agent(is_member=False), "", False, "the coordinator at head:29400"),
         (Agent(is_spare=True), "", False, "a place in the job"),
         (Agent(), "the image", False, "the image"),
-        (Agent(), "the fork server", False, "other nodes, or"),
-        (Agent(group=Group(1, ())), "the fork server", True, "a pause before the restart"),
+        (Agent(), "", False, "other nodes, or"),
+        (Agent(group=Group(1, ())), "", True, "a pause before the restart"),
+        (Agent(group=Group(1, ())), "the checkpoint", False, "other nodes, or"),
+        (Agent(State.RUNNING, Group(0, ())), "", True, "the fork server"),
         (Agent(State.RUNNING, Group(0, ())), "the checkpoint", True, "the checkpoint"),
         (Agent(State.RUNNING, Group(1, (Named(state=RankState.STARTING),))), "", True, "ranks to start"),
-        (Agent(State.RUNNING, Group(1, (Named(),))), "the fork server", True, ""),
+        (Agent(State.RUNNING, Group(1, (Named(),))), "", True, ""),
         (Agent(State.SUCCEEDED, Group(1, ())), "", False, "other nodes: all ranks here have succeeded"),
         (
             Agent(State.STOPPING, Group(1, ()), Named(reason="rank 1 failed")),
@@ -175,9 +177,9 @@ class Named(NamedTuple):
         (Agent(State.ENDING), "", True, "the last output"),
     ],
 )
-def test_what_is_waited_for_has_words(agent: Any, waits_for: str, is_single: bool, words: str) -> None:
+def test_what_is_waited_for_has_words(agent: Any, unready: str, is_single: bool, words: str) -> None:
     spec: Any = Named(is_single=is_single)
-    around: Any = Named(waits_for=waits_for)
+    around: Any = Named(unready=unready)
     found = node_status._waits_for(agent, around, spec)
     assert found.startswith(words) and bool(found) == bool(words)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.linux.locks import try_lock
 from launcher.warm import noted
 from launcher.warm.results import (
     CACHED,
@@ -86,6 +89,35 @@ def test_a_start_finds_what_it_was_warmed_with(environ: dict[str, str]) -> None:
     assert noted.find(wanted, environ) == [(image, 100.0), (env, 200.0)]
     noted.write([image._replace(fetched_bytes=0)], environ, now_s=300.0)
     assert noted.find(wanted[:1], environ) == [(image._replace(fetched_bytes=0), 300.0)]
+
+
+def test_two_that_write_at_once_lose_nothing(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins when the first has read, and has not written."""
+    real, seconds = noted._read, list[threading.Thread]()
+
+    def read(directory: str) -> list[dict[str, Any]]:
+        found = real(directory)
+        if not seconds:
+            seconds.append(threading.Thread(target=noted.write, args=([Warmed(IMAGE, CACHED, "b")], environ)))
+            seconds[0].start()
+            seconds[0].join(0.2)  # it ends if nothing holds it up
+        return found
+
+    monkeypatch.setattr(noted, "_read", read)
+    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
+    seconds[0].join()
+    assert len(noted.find([(IMAGE, "a"), (IMAGE, "b")], environ)) == 2
+
+
+def test_a_writer_that_hangs_holds_up_no_other_for_long(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
+    monkeypatch.setattr(noted, "LOCK_S", 0.01)
+    with open(os.path.join(environ["BOOTSEER_CACHE"], noted.LOCK_NAME), "r+b") as file:
+        assert try_lock(file.fileno(), 0)
+        noted.write([Warmed(IMAGE, CACHED, "b")], environ)
+    assert len(noted.find([(IMAGE, "a"), (IMAGE, "b")], environ)) == 2
 
 
 def test_it_does_not_grow_for_ever(environ: dict[str, str]) -> None:

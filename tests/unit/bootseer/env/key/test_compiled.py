@@ -10,6 +10,7 @@ import pytest
 from bootseer.env.capture.subtree import subtree
 from bootseer.env.key.compiled import may_compile, needs_build
 from bootseer.env.key.keying import Keyed, make_key
+from bootseer.env.parse.requirements import RequestedPackage
 from bootseer.env.reads.directory_digest import digest_directory, digest_project
 from bootseer.env.restore.unpack import owned_by
 from bootseer.env.spec import SetupSpec
@@ -85,11 +86,16 @@ def test_variables_that_have_it_compiled(tmp_path: Path, variable: str) -> None:
 
 
 def test_requirements_of_sources() -> None:
-    assert needs_build("a @ git+ssh://git@h/o/r")
-    assert needs_build("https://h/a-1.0.zip?x=1")
-    assert needs_build("downloads by cargo")
-    assert not needs_build("https://h/a-1.0-py3-none-any.whl#sha256=00")
-    assert not needs_build("git==1.0")
+    def of(text: str, fetcher: str = "") -> bool:
+        return needs_build(RequestedPackage("", text, False, fetcher))
+
+    assert of("a @ git+ssh://git@h/o/r")
+    assert of("https://h/a-1.0.zip?x=1")
+    assert of("downloads by cargo", "cargo")
+    assert not of("downloads by cargo"), "it is a text"
+    assert not of("downloads by curl", "curl")
+    assert not of("https://h/a-1.0-py3-none-any.whl#sha256=00")
+    assert not of("git==1.0")
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ from launcher.monitor.collectives.ring import (
     unpack_rings,
 )
 from launcher.monitor.samples.stacks import RankStacks, Source
-from launcher.monitor.samples.stats_page import PAGE_BYTES, RING_MAGIC, StatsPageFile, StatsPages, head_bytes
 from launcher.monitor.watch import describe, find_causes_in
+from launcher.ranks.stats_page import PAGE_BYTES, RING_MAGIC, StatsPageFile, StatsPages, head_bytes
 from tests import support
 
 # Ranks of one process, without a network: a store in memory, and gloo with itself.

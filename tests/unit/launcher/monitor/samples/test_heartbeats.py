@@ -13,7 +13,7 @@ import pytest
 from bootseer.events import BEAT_MARK, read_events
 from launcher.in_rank import bootstrap as inside
 from launcher.monitor.samples.heartbeats import LOOK_S, HeartbeatCopier
-from launcher.monitor.samples.stats_page import StatsPages
+from launcher.ranks.stats_page import StatsPages
 from launcher.rules.node_rules import describe_beat
 from tests.unit.launcher.fake_loop import FakeLoop
 

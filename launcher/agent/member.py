@@ -15,13 +15,13 @@ from typing import NamedTuple, cast
 import bootseer
 from bootseer.errors import UsageError
 from launcher.base.loop import Cancellable, EventLoop
+from launcher.coordinator.host import JobHost
+from launcher.coordinator.hosted import HostedCoordinator
 from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.codec import MAX_NAME_CHARS
 from launcher.rendezvous.connection import Callbacks, Connection, Ended, Timing
 from launcher.rendezvous.coordinator_silence import PATIENCE, CoordinatorSilence
 from launcher.rendezvous.endpoint import HostVerdict, Listener, find_own_address, is_loopback, try_to_host
-from launcher.rendezvous.host import JobHost
-from launcher.rendezvous.hosted import HostedCoordinator
 from launcher.rendezvous.loopback_warning import LoopbackWarning
 from launcher.rendezvous.messages import (
     DroppedFromJob,

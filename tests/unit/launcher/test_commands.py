@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cli.commands import main
+from launcher.commands import main
 
 
 @pytest.mark.parametrize(

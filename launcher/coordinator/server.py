@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import cast
 
 from launcher.base.loop import EventLoop
+from launcher.coordinator.host import JobHost
 from launcher.coordinator.nodes import Silence
 from launcher.rendezvous.acceptor import Acceptor, raise_file_limit
 from launcher.rendezvous.endpoint import Listener
-from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
     DroppedFromJob,
     Environment,

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from launcher.cli.commands import EXAMPLES, GROUPS
+from launcher.cli.groups import EXAMPLES, GROUPS
 from launcher.cli.parser import complete, get_args_parser
 from launcher.status.command import make_parser as status_parser
 from launcher.warm.options import make_parser

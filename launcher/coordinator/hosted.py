@@ -1,6 +1,7 @@
 """The coordinator in this process, and the link of its own node to it.
 
-In: a listening socket and this node's Join. Out: a Link. Separate from member.py, which decides when a node hosts.
+In: a listening socket and this node's Join. Out: a Link. Separate from agent/member.py, which decides when a node
+hosts.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.base.loop import EventLoop
-from launcher.rendezvous.coordinator import Coordinator
+from launcher.coordinator.host import JobHost, LocalLink
+from launcher.coordinator.server import Coordinator
 from launcher.rendezvous.endpoint import Listener
-from launcher.rendezvous.host import JobHost, LocalLink
 from launcher.rendezvous.messages import FromCoordinator, Join
 from launcher.rendezvous.peer_deadlines import Limits
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.base.loop import Loop
+from launcher.coordinator.host import JobHost
 from launcher.coordinator.job import Job, JobRules
-from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
     EventBatch,
     EventsDropped,

@@ -1,8 +1,7 @@
 """The user's rendezvous options: backend, endpoint, --rdzv-conf and --standalone, checked. Pure.
 
 In: the parsed command line. Out: `RendezvousPlace` (the place and name of the rendezvous) and `Timing`. Unknown
-keys of
---rdzv-conf are ignored: users of torchrun pass many.
+keys of --rdzv-conf are ignored: users of torchrun pass many.
 """
 
 from __future__ import annotations

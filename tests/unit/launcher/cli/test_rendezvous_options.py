@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
 from launcher.cli.parser import parse
-from launcher.rendezvous.options import (
+from launcher.cli.rendezvous_options import (
     RendezvousPlace,
     find_meeting,
     parse_conf,

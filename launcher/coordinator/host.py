@@ -1,6 +1,6 @@
 """The shell around the Job: it passes messages, lost nodes and the time to it, and carries out its orders.
 
-A job on one node uses it alone, through a LocalLink; with several nodes coordinator.py attaches TCP connections.
+A job on one node uses it alone, through a LocalLink; with several nodes server.py attaches TCP connections.
 """
 
 from __future__ import annotations

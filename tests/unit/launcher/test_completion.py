@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.completion import main, parsers
 from launcher.cli.flags import FLAGS
+from launcher.completion import main, parsers
 from scripts.man import without_date, write_pages, write_shared
 from tests.support import needs_program
 
-SHARE = Path(__file__).parents[4] / "share"
+SHARE = Path(__file__).parents[3] / "share"
 ASK = """
 source "$1"
 shift
@@ -60,7 +60,7 @@ def test_names_of_files_are_completed_too(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
-    code = "import sys; from launcher.cli.completion import main; sys.exit(main(['bash']))"
+    code = "import sys; from launcher.completion import main; sys.exit(main(['bash']))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None and run.stderr is not None
         run.stdout.close()

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.in_rank import bootstrap as inside
-from launcher.monitor.samples import stats_page as pages
 from launcher.monitor.samples.sampler import Sampler
 from launcher.monitor.samples.stack_collector import NO_HANDLER, StackCollector
-from launcher.monitor.samples.stats_page import MAGIC, PAGE_BYTES, StatsPages, parse_page, read_page
+from launcher.ranks import stats_page as pages
+from launcher.ranks.stats_page import MAGIC, PAGE_BYTES, StatsPages, parse_page, read_page
 from tests.unit.launcher.fake_loop import FakeLoop
 
 IMPORT = "from launcher.in_rank import bootstrap as inside"
