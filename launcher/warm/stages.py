@@ -179,7 +179,7 @@ class Warmer:
         setup = self._setup_spec()
         if not setup.store:
             return Warmed(ENV, NOTHING, text="there is no store to fetch it from: give --env-store")
-        looked = look_up(setup, self._environ, self._say, wait_s=0.0)
+        looked = look_up(setup, self._environ, wait_s=0.0)
         self._is_store_silent, self._has_env = looked.is_silent, looked.there is not None
         targets = looked.keyed.targets
         there, found = looked.there, looked.found
@@ -221,7 +221,7 @@ class Warmer:
             self._progress(ENV, done, total)
 
         with self._using(setup):
-            put = restore_spec(setup, (), self._environ, say=self._say, count=count)
+            put = restore_spec(setup, (), self._environ, count=count)
         how = IN_PLACE if put.how == "there" else UNPACKED
         return Warmed(ENV, how, put.found.snapshot.tree, text=", ".join(looked.keyed.targets))
 
@@ -315,10 +315,12 @@ class Warmer:
 
     def _is_env_there(self) -> bool:
         from bootseer.env.service.look import look_up
+        from bootseer.logs import sent_to
 
         if self._is_store_silent:
             return self._has_env
-        return look_up(self._setup_spec(), self._environ, lambda _: None, wait_s=0.0).there is not None
+        with sent_to(lambda _: None):  # the stage of the environment has logged it
+            return look_up(self._setup_spec(), self._environ, wait_s=0.0).there is not None
 
     # ---- the checkpoint --------------------------------------------------------------------------------------
 

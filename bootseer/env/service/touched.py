@@ -11,7 +11,7 @@ import os
 import random
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,7 @@ from bootseer import aio
 from bootseer.blocks.trace import MAX_TRACED, Trace, recording_name
 from bootseer.env.capture import hot_imports
 from bootseer.env.store_layout import below, tree_directory
+from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon.traces import share_trace
 from bootseer.storage.open import open_store
 from bootseer.tree.head import split_pin
@@ -27,6 +28,8 @@ from bootseer.tree.index import BLOCK_UNITS, HOLE, Index
 if TYPE_CHECKING:
     from bootseer.env.service.publish import PublishedTree
     from bootseer.env.store.store import EnvStore
+
+_log = get_logger(__name__)
 
 
 class AccessedFile(NamedTuple):
@@ -42,7 +45,6 @@ def share(
     touched: Iterable[AccessedFile],
     imports: Sequence[str],
     workload: str,
-    log: Callable[[str], object],
 ) -> bool:
     """Store the trace and the imports, if the store has none. Return whether it did. Raises: StorageError."""
     blocks = list(blocks_of(made.built, made.targets, without_links(touched)))[:MAX_TRACED]
@@ -57,16 +59,14 @@ def share(
         first_ms=list(range(len(blocks))),  # in this order; times are unknown
         recordings=[recording_name(time.time(), random.getrandbits(63))],
     )
-    return aio.run_sync(_put(envs, made, trace, imports, log))
+    return aio.run_sync(_put(envs, made, trace, imports))
 
 
-async def _put(
-    envs: EnvStore, made: PublishedTree, trace: Trace, imports: Sequence[str], log: Callable[[str], object]
-) -> bool:
+async def _put(envs: EnvStore, made: PublishedTree, trace: Trace, imports: Sequence[str]) -> bool:
     store = open_store(below(split_pin(envs.url)[0], tree_directory(made.key)))  # as a mount opens it
     try:
-        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust, log)
-        return await hot_imports.share(store, made.digest, trace.workload, imports, envs.trust, log) or is_shared
+        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust, _log.info)
+        return await hot_imports.share(store, made.digest, trace.workload, imports, envs.trust) or is_shared
     finally:
         await store.aclose()
 
