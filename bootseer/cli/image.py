@@ -307,7 +307,7 @@ app.add_typer(image_hot.app, name="hot", help="Access traces of starts: show, me
 
 def main(argv: list[str]) -> int:
     """Run one command and return the exit status."""
-    return running.run(app, "bootseer image", argv)
+    return running.run(app, "bootseer image", argv, logs=True)
 
 
 def _owner(text: str) -> tuple[int, int] | None:

@@ -119,7 +119,7 @@ def run(
     """Run a program in an image, as this user, in this directory and environment; return its exit status."""
     from bootseer.image.commands.run import run as run_program
 
-    raise typer.Exit(run_program(url, command or [], _run_options(name, writable, bind, env), print_message))
+    raise typer.Exit(run_program(url, command or [], _run_options(name, writable, bind, env)))
 
 
 def record(

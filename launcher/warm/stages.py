@@ -137,7 +137,7 @@ class Warmer:
         names = (spec.entry.target, "") if is_program else (options.pythons[0], spec.entry.target)
         if not may_mount():
             # In this case a start unpacks the whole image.
-            with closing(open_source(url, names, self._say, name=options.name, digest=digest)) as source:
+            with closing(open_source(url, names, name=options.name, digest=digest)) as source:
                 return Warmed(IMAGE, UNPACKED, source.digest)
         workload = workload_key(*names) if is_named(spec.entry.target) else ""
 

@@ -19,7 +19,6 @@ from bootseer import aio
 from bootseer.blocks.trace import MAX_TRACED, Trace, recording_name
 from bootseer.env.capture import hot_imports
 from bootseer.env.store_layout import below, tree_directory
-from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon.traces import share_trace
 from bootseer.storage.open import open_store
 from bootseer.tree.head import split_pin
@@ -28,8 +27,6 @@ from bootseer.tree.index import BLOCK_UNITS, HOLE, Index
 if TYPE_CHECKING:
     from bootseer.env.service.publish import PublishedTree
     from bootseer.env.store.store import EnvStore
-
-_log = get_logger(__name__)
 
 
 class AccessedFile(NamedTuple):
@@ -65,7 +62,7 @@ def share(
 async def _put(envs: EnvStore, made: PublishedTree, trace: Trace, imports: Sequence[str]) -> bool:
     store = open_store(below(split_pin(envs.url)[0], tree_directory(made.key)))  # as a mount opens it
     try:
-        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust, _log.info)
+        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust)
         return await hot_imports.share(store, made.digest, trace.workload, imports, envs.trust) or is_shared
     finally:
         await store.aclose()

@@ -27,6 +27,7 @@ from bootseer.image.commands.common import (
     tree_url,
 )
 from bootseer.image.commands.traces import convert_trace, hot_blocks, hot_files, known_traces, publish
+from bootseer.logs import sent_to
 from bootseer.storage import Store
 from bootseer.storage.paths import scheme_of
 from bootseer.tree.builder.building import BuiltTree, Source, Statistics
@@ -295,7 +296,8 @@ def _carry(hot: _Hot, built: BuiltTree, url: str, head: Head, key: SigningKey | 
     try:
         with opened_store(url) as store:
             tree = OpenedTree(built.tree, built.digest, head, store, built.index_bytes, "")
-            publish(tree, url, carried, key, lambda _: None)
+            with sent_to(lambda _: None):
+                publish(tree, url, carried, key, lambda _: None)
     except StorageError as error:
         say(f"warning: access traces of the old tree are not copied: {error}")
         return 0

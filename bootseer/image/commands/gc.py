@@ -82,7 +82,7 @@ def _collect_unpacked(
     cache: Cache, max_bytes: int | None, unused_s: float, now_s: float, is_dry: bool, say: Say
 ) -> Iterator[RemovedTree]:
     if not is_dry:
-        remove_gone(cache, say)
+        remove_gone(cache)
     there = list_unpacked(cache)
     left = sum(each.size for each in there)
     limit = cache.limit_of(left) if max_bytes is None else max_bytes

@@ -85,7 +85,7 @@ def prune(
                     aio.run_sync(tree.store.delete(f"traces/{tree.digest}/{each.trace.workload}.json"))
             if not all(each.is_own for each in known):
                 count, key = tree.index.block_count, signing.key(trust)
-                aio.run_sync(renew_all(tree.store, tree.digest, count, key, trust, say))
+                aio.run_sync(renew_all(tree.store, tree.digest, count, key, trust))
             return []
         kept = []
         for each in known:

@@ -52,7 +52,7 @@ class RecordResult(NamedTuple):
     is_published: bool
 
 
-def run(url: str, command: Sequence[str], options: RunOptions, say: Say) -> int:
+def run(url: str, command: Sequence[str], options: RunOptions) -> int:
     """Run a program, or the image's own command, in an image and wait for it; return its exit status.
 
     Raises: ConfigError, StorageError, IntegrityError, Untrusted.
@@ -60,7 +60,7 @@ def run(url: str, command: Sequence[str], options: RunOptions, say: Say) -> int:
     url = url if url.startswith(ROOTFS) else tree_url(url)
     if not command:
         command = _own_command(url, options.name)
-    return run_in_image(_request(url, command, options), command, say=say).status
+    return run_in_image(_request(url, command, options), command).status
 
 
 def record(
@@ -88,7 +88,7 @@ def record(
     aio.close()
     _end_mounts(digest)
     request = _request(url, command, options)._replace(reads_ahead=False)
-    ran = run_in_image(request, command, is_whole_start=True, say=say)
+    ran = run_in_image(request, command, is_whole_start=True)
     if not ran.figures.get("recorded"):
         raise StorageError(
             f"{shown(url)}: nothing was recorded: the program ended with status {ran.status}; check that no other"

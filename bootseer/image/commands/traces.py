@@ -113,7 +113,7 @@ async def stored_traces(
     for name in names:
         if not is_listed and any(each.trace.workload == ANY_WORKLOAD for each in found):
             break
-        there = await read_stored(store, digest, name, block_count, trust, say)
+        there = await read_stored(store, digest, name, block_count, trust)
         if there is not None:
             found.append(LocatedTrace(there.trace, there.where, is_own=False))
     return found
@@ -184,7 +184,7 @@ def publish(tree: OpenedTree, url: str, found: Iterable[Trace], key: SigningKey 
     if is_registry(url):
         aio.run_sync(_push(url, [seal(traces.encode(trace), PAYLOAD_TYPE, key) for trace in found]))
     else:
-        aio.run_sync(publish_traces(tree.store, found, tree.index.block_count, key, Trust.load(), say))
+        aio.run_sync(publish_traces(tree.store, found, tree.index.block_count, key, Trust.load()))
 
 
 async def _push(url: str, found: Sequence[bytes]) -> None:
