@@ -143,7 +143,7 @@ class Warmer:
 
         def find_hot(block_count: int) -> list[int]:
             with opened_store(url) as store:
-                known = known_traces(store, digest, block_count, trust, self._say, workload=workload)
+                known = known_traces(store, digest, block_count, trust, workload=workload)
             return hot_blocks(known, workload) or hot_blocks(known)
 
         async def choose(block_count: int) -> list[int]:
