@@ -55,7 +55,7 @@ ANSWERS = {
     "bootseer/mounts/sandbox/service.py",  # as is this
 }
 # Lines of the logs of daemons.
-OF_DAEMONS = ("bootseer/mounts/tree_daemon/",)
+OF_DAEMONS = ("bootseer/blocks/", "bootseer/mounts/tree_daemon/")
 
 
 def sources() -> list[Path]:

@@ -82,7 +82,7 @@ class StoredTree:
         from bootseer.tree.reading import StoreBlocks
         from bootseer.trust import Trust
 
-        cache = open_cache(self._environ, log=_log.info)
+        cache = open_cache(self._environ)
 
         async def opened(store: Store) -> OpenedTree:
             return await open_tree(store, self.url, Trust(), digest=self.digest, cached=cache.read_index)
@@ -92,7 +92,7 @@ class StoredTree:
             if isinstance(store, HasPeers):
                 aio.run_sync(store.meet(found.index.stored_bytes))
             stored = StoreBlocks(store, found.index)
-            with open_local(cache, self.digest, found.index, stored, _log.info) as blocks:
+            with open_local(cache, self.digest, found.index, stored) as blocks:
                 yield OpenEnvTree(found.index, blocks)
 
     @contextmanager
@@ -104,14 +104,14 @@ class StoredTree:
         from bootseer.blocks.cache import open_cache
         from bootseer.blocks.local import open_local
 
-        cache = open_cache(self._environ, log=_log.info)
+        cache = open_cache(self._environ)
         with _LazyBlocks(lambda: self._open_stored(index)) as later:
             stored: BlockSource = later
             if directory := self._near_directory():
                 from bootseer.tree.unpack.reading import LocalBlocks
 
                 stored = LocalBlocks(directory, index, later)
-            with open_local(cache, self.digest, index, stored, _log.info) as blocks:
+            with open_local(cache, self.digest, index, stored) as blocks:
                 yield blocks
 
     @contextmanager

@@ -77,7 +77,7 @@ def find_digest(url: str, trust: Trust, *, name: str = "") -> str:
 
 def node_cache() -> Cache:
     """Open this user's cache on this node. Raises: ConfigError, StorageError."""
-    return open_cache(os.environ, log=_log.line)
+    return open_cache(os.environ)
 
 
 def node_directory(cache: Cache, digest: str) -> str:

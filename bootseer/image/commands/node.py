@@ -175,7 +175,7 @@ def _blocks(tree: OpenedTree) -> Iterator[BlockSource]:
         yield fetched
         return
 
-    with open_local(cache, tree.digest, tree.index, fetched, _log.line) as blocks:
+    with open_local(cache, tree.digest, tree.index, fetched) as blocks:
         yield blocks
 
 

@@ -14,13 +14,10 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import ConfigError, StorageError
-from bootseer.logs import get_logger, sent_to
+from bootseer.logs import sent_to
 from bootseer.mounts.tree_daemon.parts import open_parts
 from bootseer.mounts.tree_daemon.settings import Settings
 from bootseer.storage import redact
-
-_log = get_logger(__name__)
-
 
 TICK_S = 0.2
 WIDTH = 16  # spans at once
@@ -78,7 +75,6 @@ async def fill_cache(
             cold_width=WIDTH,
             max_bytes_per_s=limits.max_bytes_per_s,
             limits_hot=True,
-            log=_log.line,
         )
 
         async def tell() -> None:

@@ -179,7 +179,7 @@ class HotBlocks:
 
     async def _run_hot(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
         """Fetch many blocks in another process; few, or the remaining ones, in this one."""
-        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot, log=_log.line)
+        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot)
         with hot_first.fetching_hot(self._runtime):
             await self._run_apart(name, hot, may_read_ahead)
             await prefetcher.run()
@@ -213,7 +213,7 @@ class HotBlocks:
         await asyncio.sleep(after_s)
         if WHOLE not in self._prefetchers:
             rate = self._settings.cold_bytes_per_s
-            whole = Prefetcher(self._parts.fetcher, is_whole=True, max_bytes_per_s=rate, log=_log.line)
+            whole = Prefetcher(self._parts.fetcher, is_whole=True, max_bytes_per_s=rate)
             self._prefetchers[WHOLE] = whole
             await whole.run()
 

@@ -244,7 +244,7 @@ async def open_fetcher(
     """Open the fetcher and the cache of a tree with a known index. `stack` closes both. Raises: StorageError."""
     tree_cache = await aio.run_io(cache.open_tree, digest, index.block_count)
     stack.push_async_callback(aio.run_io, tree_cache.close)
-    donors = DedupSources(cache, digest, index, log=_log.line)
+    donors = DedupSources(cache, digest, index)
     fetcher = BlockFetcher(index, tree_cache, [store], donors=donors, deadline_s=settings.deadline_s)
     stack.push_async_callback(fetcher.aclose)
     return fetcher
@@ -283,9 +283,9 @@ async def _open_index(store: Store, cache: Cache, digest: str, maker: Maker) -> 
 def open_cache(settings: Settings) -> Cache:
     """Open the cache. Blocks. Raises: ConfigError, StorageError."""
     if not settings.cache_folder:
-        return open_named_cache(os.environ, log=_log.line)
+        return open_named_cache(os.environ)
     limit = Limit(settings.cache_bytes, settings.cache_share)
-    return Cache(settings.cache_folder, limit=limit, log=_log.line)
+    return Cache(settings.cache_folder, limit=limit)
 
 
 def _directory(cache: Cache, digest: str) -> str:

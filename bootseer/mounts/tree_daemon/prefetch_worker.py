@@ -135,7 +135,7 @@ async def _bring(order: PrefetchOrder, connection: socket.socket) -> None:
             raise StorageError(f"the index of {order.digest} is no longer in the cache")
         index = await aio.run_io(tree_metadata.decode_slim, data, order.digest)
         fetcher = await open_fetcher(stack, settings, store, cache, index, order.digest)
-        prefetcher = Prefetcher(fetcher, order.hot, log=_log.line)
+        prefetcher = Prefetcher(fetcher, order.hot)
         ahead: ReadAhead | None = None
         if bool(order.root) and await aio.run_io(_has_room, order):
             find = partial(HotPieces, data, order.digest, order.hot)

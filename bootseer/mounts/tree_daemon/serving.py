@@ -275,9 +275,7 @@ class Daemon:
             parts.index.block_count,
             redact(self.settings.url),
         )
-        opened = open_device(
-            parts.fetcher, recorder=hot.recorder, log=_log.line, failed=faults.failed, waits=faults.waits
-        )
+        opened = open_device(parts.fetcher, recorder=hot.recorder, failed=faults.failed, waits=faults.waits)
         device = await stack.enter_async_context(opened)
         await mounting
         stack.push_async_callback(self._unmount)

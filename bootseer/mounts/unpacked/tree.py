@@ -213,7 +213,7 @@ def _unpack(place: str, cache: Cache, opened: OpenedTree, store: Store, hot: lis
             _log.info("unpacking the image: %.1f of %.1f GB", done_bytes / 1e9, whole_bytes / 1e9)
 
     fetched = StoreBlocks(store, opened.index)
-    with open_local(cache, opened.digest, opened.index, fetched, _log.line) as blocks:
+    with open_local(cache, opened.digest, opened.index, fetched) as blocks:
         done = materialise(
             opened.index, directory, blocks, hot=hot, resume=bool(os.listdir(directory)), on_progress=progress
         )
