@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bootseer.logs import get_logger
 from bootseer.storage.near import directory_of, local_disk_directory_of
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from bootseer.tree.index import Index
     from bootseer.tree.opening import OpenedTree
     from bootseer.tree.reading import BlockSource
-
-_log = get_logger(__name__)
 
 
 class OpenEnvTree(NamedTuple):
@@ -131,7 +128,7 @@ class StoredTree:
                 return open_store(self.store_url)
             from bootseer.peers import open_peer_store
 
-            return open_peer_store(self.store_url, self._peers, log=_log.info)
+            return open_peer_store(self.store_url, self._peers)
 
         store = aio.run_sync(opened())
         try:

@@ -19,7 +19,6 @@ from bootseer.blocks.donors import DedupSources
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.cache_folder import Limit
-from bootseer.logs import get_logger
 from bootseer.mounts.device.metadata_memory import MetadataMemory
 from bootseer.mounts.device.server import Device
 from bootseer.mounts.tree_daemon import metadata as tree_metadata
@@ -40,8 +39,6 @@ from bootseer.trust.keys import parse_public
 
 if TYPE_CHECKING:
     from bootseer.peers.membership import PeersFile
-
-_log = get_logger(__name__)
 
 
 class DaemonParts:
@@ -184,7 +181,7 @@ async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
     from bootseer.peers import PeerStore
     from bootseer.peers.membership import PeersFile
 
-    peers = PeersFile(settings.peers, log=_log.line)
+    peers = PeersFile(settings.peers)
     read = PeerStore(store, settings.url, peers)
     stack.push_async_callback(read.aclose)
     return Stores(store, read, peers)

@@ -131,7 +131,7 @@ async def _open(url: str, peers: str) -> Store:
         return open_store(bare)
     from bootseer.peers import open_peer_store
 
-    return open_peer_store(bare, peers, log=_log.line)
+    return open_peer_store(bare, peers)
 
 
 def _read(path: str) -> bytes | None:
