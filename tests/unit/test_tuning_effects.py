@@ -502,7 +502,7 @@ def resolve_s(at: Place) -> object:
 def store_silence_s(at: Place) -> object:
     def is_given_up(after_s: float) -> bool:
         gone: list[object] = []
-        answers = SimpleNamespace(say=None, say_alive=lambda: None, send=None)
+        answers = SimpleNamespace(say_alive=lambda: None, send=None)
         with selectors.DefaultSelector() as selector:
             loader = Loader(os.fspath(at.folder), selector, cast(Any, None), cast(Any, answers))
         loader._state, loader._awaited.is_waiting = State.LOADING, True

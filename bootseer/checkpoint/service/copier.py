@@ -21,6 +21,10 @@ from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.errors import BootseerError
 from bootseer.ipc.framing import encode
 from bootseer.linux.priority import lower
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
 
 COPY_S = 900.0  # memory is not held for longer
 CHECK_BYTES = 256 << 20  # between two checks of the disk's free space
@@ -50,7 +54,7 @@ class Copier:
         try:
             self._child = self._fork(lambda connection: run_copier(connection, pinned, arena, max_bytes, bad))
         except OSError as error:
-            self._answers.say(f"{NOT_KEPT}: cannot start a process to write it: {error.strerror}")
+            _log.info("%s: cannot start a process to write it: %s", NOT_KEPT, error.strerror)
             return
         self._selector.register(self._child.lines.fd, selectors.EVENT_READ, self._receive)
 
@@ -66,7 +70,7 @@ class Copier:
         for news in lines or ():
             if "copied" in news:
                 if news["copied"]:
-                    self._answers.say(f"{NOT_KEPT}: {news['copied']}")
+                    _log.info("%s: %s", NOT_KEPT, news["copied"])
                 else:
                     self._kept()
                 self._answers.send("copied", why=str(news["copied"]))
