@@ -18,13 +18,10 @@ class LineHandler(logging.Handler):
         self._write(PREFIXES.get(record.levelno, "") + record.getMessage())
 
 
-def get(name: str) -> logging.Logger:
-    """Return a logger whose warnings Python does not print by itself.
-
-    Their parent has no NullHandler: the warnings of modules that use `logging` directly are still printed.
-    """
+def get(name: str, *, prints: bool) -> logging.Logger:
+    """Return a logger. Args: prints: without any handler, Python prints its warnings to stderr."""
     logger = logging.getLogger(name)
-    if not logger.handlers:
+    if not prints and not logger.handlers:
         logger.addHandler(logging.NullHandler())
     return logger
 

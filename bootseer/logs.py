@@ -28,8 +28,8 @@ _write: Write | None = None  # None: the library's user decides
 class Logger:
     """The logger of a module, which `logging` has under the same name once it is used. For any thread."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, prints: bool) -> None:
+        self._name, self._prints = name, prints
         self._logger: logging.Logger | None = None
 
     def info(self, message: str, *args: object) -> None:
@@ -50,25 +50,32 @@ class Logger:
 
     def _log(self, level: int, message: str, args: tuple[object, ...]) -> None:
         if self._logger is None:
+            if _write is None and not self._prints and "logging" not in sys.modules:
+                return  # it would have no reader
             from bootseer.log_handler import get
 
-            self._logger = get(self._name)
+            self._logger = get(self._name, prints=self._prints)
         self._logger.log(level, message, *args, stacklevel=3)
 
 
-def get_logger(name: str) -> Logger:
-    """Return the logger of a module."""
-    return Logger(name)
+def get_logger(name: str, *, prints: bool = False) -> Logger:
+    """Return the logger of a module. Args: prints: warnings go to stderr if no destination is configured."""
+    return Logger(name, prints=prints)
 
 
 def send_to(write: Write | None) -> None:
     """Send the lines of this process to `write` and to nothing else; None: to what its user has configured."""
     global _write
     _write = write
-    if "bootseer.log_handler" in sys.modules:
-        from bootseer.log_handler import configure
+    if "logging" in sys.modules:
+        prepare()
 
-        configure()
+
+def prepare() -> None:
+    """Import `logging` now: the first line may come when no file can be read any more."""
+    from bootseer.log_handler import configure
+
+    configure()
 
 
 def destination() -> Write | None:

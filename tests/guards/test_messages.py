@@ -135,3 +135,23 @@ def test_what_costs_something_warns() -> None:
     found = {path.relative_to(TOP).as_posix(): list(unwarned(path.read_text())) for path in sources()}
     left_out = (*ANSWERS, *OF_DAEMONS)
     assert {name: lines for name, lines in found.items() if lines and not name.startswith(left_out)} == {}
+
+
+TAKES_LINES = re.compile(r"(Say|Callable\[\[str\], \w+\])( \| None)?$")
+
+
+def passed_lines(text: str) -> Iterator[int]:
+    """Lines with a parameter that takes lines for users."""
+    for node in ast.walk(ast.parse(text)):
+        is_one = isinstance(node, ast.arg) and node.arg in ("say", "log") and node.annotation is not None
+        if is_one and TAKES_LINES.match(ast.unparse(node.annotation)):
+            yield node.lineno
+
+
+def test_lines_are_logged_and_not_passed() -> None:
+    assert list(
+        passed_lines("def a(say: Callable[[str], object], log: str): ...\ndef b(log: Say | None): ...")
+    ) == [1, 2]
+    found = {path.relative_to(TOP).as_posix(): list(passed_lines(path.read_text())) for path in sources()}
+    ours = {name: lines for name, lines in found.items() if lines and name.startswith("bootseer/")}
+    assert ours.keys() == {"bootseer/cli/check_pairs.py"}, "its lines are the output of a command"

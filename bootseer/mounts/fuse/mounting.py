@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from bootseer.linux import processes
-from bootseer.logs import destination, sent_to
+from bootseer.logs import destination, prepare, sent_to
 from bootseer.mounts.fuse.operations import Operations, show
 from bootseer.mounts.fuse.protocol import MountedFiles, Saver
 from bootseer.mounts.fuse.reading import Reader
@@ -86,6 +86,7 @@ def mount(
                 if saves is not None:
                     saves.start()
                 on_ready()
+                prepare()
             while not session.join(LOOK_S) and not signals.end_requested:
                 pass
         finally:

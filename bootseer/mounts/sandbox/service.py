@@ -27,7 +27,7 @@ from typing import Any
 from bootseer.errors import BootseerError
 from bootseer.ipc.channel import Channel
 from bootseer.linux import processes
-from bootseer.logs import get_logger, send_to
+from bootseer.logs import get_logger, prepare, send_to
 from bootseer.mounts.sandbox.binds import Bind, UnboundPath
 from bootseer.mounts.sandbox.image_root import ImageRequest, OpenImage, open_image
 from bootseer.mounts.sandbox.process import ImageSandbox
@@ -164,6 +164,7 @@ class ImageService:
             has_user_namespace=image.has_user_namespace,
             notes=image.notes,
         )
+        prepare()
 
     def say(self, line: str) -> None:
         """Report a line to the user; this process logs with it."""

@@ -101,10 +101,17 @@ def test_what_is_printed_is_what_was_configured(before: str, after: str, printed
     assert (run.stdout, run.stderr) == ("", printed)
 
 
-def test_only_a_line_imports_logging() -> None:
+def test_a_warning_that_has_to_be_seen_is_printed() -> None:
+    code = "from bootseer.logs import get_logger; get_logger('bootseer.a', prints=True).warning('it')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("", "it\n")
+
+
+def test_only_a_line_with_a_reader_imports_logging() -> None:
     code = (
-        "import sys; from bootseer import logs; log = logs.get_logger('bootseer.a'); logs.send_to(print)\n"
-        "before = 'logging' in sys.modules; log.info('it'); print(before, 'logging' in sys.modules)"
+        "import sys; from bootseer import logs; log = logs.get_logger('bootseer.a'); log.warning('no reader')\n"
+        "logs.send_to(print); before = 'logging' in sys.modules\n"
+        "log.info('it'); print(before, 'logging' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (run.stdout, run.stderr) == ("it\nFalse True\n", "")
