@@ -27,6 +27,7 @@ from bootseer.env.commands.snapshot import SnapshotOptions
 from bootseer.env.commands.snapshot import snapshot as make_snapshot
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import BootseerError
+from bootseer.logs import sent_to
 
 COMMAND_S = 300.0
 # Of the machine that the bench runs on, which would decide beside the case.
@@ -160,14 +161,14 @@ class Project:
     def snapshot(self) -> str:
         """Runs set-up, and keeps what it made; its key. Raises: BenchError."""
         try:
-            made = make_snapshot(
-                self.spec(),
-                SnapshotOptions(),
-                self.environ,
-                say=self.said.append,
-                on_line=self.output.append,
-                count=lambda _, __: None,
-            )
+            with sent_to(self.said.append):
+                made = make_snapshot(
+                    self.spec(),
+                    SnapshotOptions(),
+                    self.environ,
+                    on_line=self.output.append,
+                    count=lambda _, __: None,
+                )
         except BootseerError as error:
             raise BenchError(f"{self.layout.name}: {error}\n" + "\n".join(self.output[-40:])) from error
         if not made.is_ours:
@@ -184,11 +185,13 @@ class Project:
 
     def explain(self) -> StartExplanation:
         """As a start here and now."""
-        return look(self.spec(), self.environ, "", say=self.said.append)
+        with sent_to(self.said.append):
+            return look(self.spec(), self.environ, "")
 
     def restore(self) -> None:
         """Puts what is kept into its place."""
-        restore_spec(self.spec(), (), self.environ, say=self.said.append, count=lambda _, __: None)
+        with sent_to(self.said.append):
+            restore_spec(self.spec(), (), self.environ, count=lambda _, __: None)
 
     def ask(self, statement: str) -> str:
         """What the environment's Python prints."""

@@ -50,6 +50,7 @@ def open_env_store(url: str, trust: Trust) -> Iterator[EnvStore]:
     """The environment store, on aio's loop."""
     from bootseer import aio
     from bootseer.env.store.store import EnvStore
+    from bootseer.logs import sent_to
     from bootseer.storage import Store, open_store
 
     async def opened() -> Store:
@@ -57,7 +58,8 @@ def open_env_store(url: str, trust: Trust) -> Iterator[EnvStore]:
 
     store = aio.run_sync(opened())
     try:
-        yield EnvStore(store, url, trust, say=lambda line: print(line, file=sys.stderr))
+        with sent_to(lambda line: print(line, file=sys.stderr)):
+            yield EnvStore(store, url, trust)
     finally:
         aio.run_sync(store.aclose())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.logs import sent_to
 from launcher.base import children
 from tests import support
 from tests.leaks import LeakCheck
@@ -77,6 +78,14 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck | None]:
     check.close()
     if found:
         pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """The lines that the library logs in this process, as a program would print them."""
+    lines: list[str] = []
+    with sent_to(lines.append):
+        yield lines
 
 
 @pytest.fixture

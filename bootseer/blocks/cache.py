@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bootseer import cache_folder as folders
@@ -21,8 +21,12 @@ from bootseer.blocks.tree_files import INDEX, LOCK, USE_BYTE, TreeFiles, open_fi
 from bootseer.cache_folder import Limit
 from bootseer.errors import StorageError
 from bootseer.linux.locks import NO_LOCK_ERRNOS, is_at, try_lock, wait_lock
+from bootseer.logs import get_logger
 from bootseer.storage.os_errors import map_os_errors, to_storage_error
 from bootseer.tree.index import MAX_INDEX_BYTES, digest_of
+
+_log = get_logger(__name__)
+
 
 TREES = folders.TREES
 GONE = ".gone-"  # directories that were renamed in order to be removed
@@ -45,17 +49,15 @@ class CollectResult(NamedTuple):
     limit_bytes: int
 
 
-def open_cache(environ: Mapping[str, str], *, log: Callable[[str], None] = lambda _: None) -> Cache:
+def open_cache(environ: Mapping[str, str]) -> Cache:
     """Return the cache of this user; environment variables give its place and size.
-
-    `log` receives a line for each error that stops no caller, from any thread.
 
     Raises: ConfigError; StorageError when its directory cannot be made.
     """
     limit = folders.Limit()
     if text := environ.get(folders.LIMIT_VARIABLE, ""):
         limit = folders.parse_limit(text)
-    return Cache(folders.locate(environ, os.geteuid()), limit=limit, log=log)
+    return Cache(folders.locate(environ, os.geteuid()), limit=limit)
 
 
 class Cache:
@@ -70,13 +72,11 @@ class Cache:
         *,
         limit: Limit = Limit(),  # noqa: B008  (a tuple)
         boot_id: str | None = None,
-        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.folder = folders.prepare(folder)
         self.limit = limit
         self._trees = os.path.join(self.folder, TREES)
         self._boot_id = read_boot_id() if boot_id is None else boot_id
-        self._log = log
         self._evicted = self._evicted_bytes = 0
 
     def open_tree(self, digest: str, block_count: int, *, is_guest: bool = False) -> TreeCache:
@@ -100,15 +100,13 @@ class Cache:
             reason = f"{path}: {error.strerror or error}"
             if has_no_locks:
                 reason += f" (its file system has no locks: name a cache on a local disk by {folders.VARIABLE})"
-            self._log(f"{reason}: blocks are fetched as they are read, and not cached")
-            return TreeCache(
-                digest, block_count, path, TreeFiles(), self._free_space, self._log, full_reason=reason
-            )
+            _log.info("%s: blocks are fetched as they are read, and not cached", reason)
+            return TreeCache(digest, block_count, path, TreeFiles(), self._free_space, full_reason=reason)
         except BaseException:
             if lock >= 0:
                 os.close(lock)
             raise
-        return TreeCache(digest, block_count, path, files, self._free_space, self._log, is_guest=is_guest)
+        return TreeCache(digest, block_count, path, files, self._free_space, is_guest=is_guest)
 
     # ---- indexes -------------------------------------------------------------------------------------------
 
@@ -133,7 +131,7 @@ class Cache:
         try:
             write_whole(self._path(digest), INDEX, data)
         except OSError as error:
-            self._log(f"{self._path(digest)}: the index is not kept: {error.strerror}")
+            _log.info("%s: the index is not kept: %s", self._path(digest), error.strerror)
 
     # ---- space ---------------------------------------------------------------------------------------------
 
@@ -192,7 +190,7 @@ class Cache:
             held = sum(tree.size_bytes for tree in self.trees())
             return self.collect(max(0, held - ROOM_BYTES)).freed_bytes > 0
         except (StorageError, OSError) as error:
-            self._log(f"no space can be freed in the cache: {error}")
+            _log.info("no space can be freed in the cache: %s", error)
             return not is_full
 
     def limit_of(self, held_bytes: int) -> int:
@@ -258,7 +256,7 @@ class Cache:
         except FileNotFoundError:
             return False  # another process was faster
         except OSError as error:
-            self._log(f"{path}: cannot be evicted: {error.strerror}")
+            _log.info("%s: cannot be evicted: %s", path, error.strerror)
             return False
         self._evicted += 1
         self._evicted_bytes += size
@@ -271,7 +269,7 @@ class Cache:
                 try:
                     _remove(os.path.join(self._trees, name))
                 except OSError as error:
-                    self._log(f"{os.path.join(self._trees, name)}: cannot be removed: {error.strerror}")
+                    _log.info("%s: cannot be removed: %s", os.path.join(self._trees, name), error.strerror)
 
 
 def _remove(path: str) -> None:

@@ -17,7 +17,11 @@ from itertools import islice
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.recorder import Recorder
 from bootseer.errors import BootseerError
+from bootseer.logs import get_logger
 from bootseer.tree.index import BLOCK_BYTES
+
+_log = get_logger(__name__)
+
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 WINDOW_BLOCKS = 32  # of a BlockSource, requested together
@@ -32,14 +36,13 @@ SLOW_S = 5.0  # after which a read is reported as slow
 class CachedDevice:
     """The device of a tree, `size` bytes, for the thread that serves it. Made by `open_device`.
 
-    `log` receives a line for each read that fails, from the event loop; before that `failed` receives its blocks.
+    It logs each read that fails; after that `failed` receives its blocks.
     """
 
     def __init__(
         self,
         fetcher: BlockFetcher,
         recorder: Recorder | None,
-        log: Callable[[str], None],
         group: asyncio.TaskGroup,
         failed: Failed,
         waits: Waits,
@@ -47,7 +50,7 @@ class CachedDevice:
         self.size = fetcher.cache.size
         self._fetcher, self._cache = fetcher, fetcher.cache
         self._recorder = Recorder(0) if recorder is None else recorder
-        self._log, self._failed, self._waits = log, failed, waits
+        self._failed, self._waits = failed, waits
         self._group = group
         self._loop = asyncio.get_running_loop()
         self._is_open = True
@@ -88,10 +91,10 @@ class CachedDevice:
         try:
             data = await self._fetch(offset, length, since_s)
         except BootseerError as error:
-            self._log(f"a read fails: {error}")
+            _log.info("a read fails: %s", error)
             self._failed(blocks, error)
         except Exception as error:  # a bug: it must not end the mount and all processes that use it
-            self._log(f"internal error while reading: {error!r}")
+            _log.info("internal error while reading: %r", error)
         finally:
             slow.cancel()
             self._answer(done, data)
@@ -100,7 +103,7 @@ class CachedDevice:
         try:
             done(data)
         except Exception as error:
-            self._log(f"an answer is not taken: {error!r}")
+            _log.info("an answer is not taken: %r", error)
 
     async def _fetch(self, offset: int, length: int, since_s: float) -> memoryview:
         end = offset + length
@@ -128,7 +131,6 @@ async def open_device(
     fetcher: BlockFetcher,
     *,
     recorder: Recorder | None = None,
-    log: Callable[[str], None] = lambda _: None,
     failed: Failed = lambda _numbers, _error: None,
     waits: Waits = lambda _numbers, _waited_s: None,
 ) -> AsyncIterator[CachedDevice]:
@@ -137,7 +139,7 @@ async def open_device(
     `failed` receives the blocks of a read that is about to fail, `waits` those of a read that has waited for long.
     """
     async with asyncio.TaskGroup() as group:
-        device = CachedDevice(fetcher, recorder, log, group, failed, waits)
+        device = CachedDevice(fetcher, recorder, group, failed, waits)
         preparing = group.create_task(fetcher.prepare())
         try:
             yield device

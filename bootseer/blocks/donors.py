@@ -8,15 +8,18 @@ again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import msgspec
 
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import BootseerError
+from bootseer.logs import get_logger
 from bootseer.tree.compression import decompress
 from bootseer.tree.index import BLOCK, MAX_RAW_INDEX_BYTES, Index
+
+_log = get_logger(__name__)
+
 
 MAX_DEDUP_SOURCES = 3
 
@@ -40,9 +43,8 @@ class DedupSources:
         index: Index,
         *,
         max_trees: int = MAX_DEDUP_SOURCES,
-        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._cache, self._tree, self._index, self._max_trees, self._log = cache, tree, index, max_trees, log
+        self._cache, self._tree, self._index, self._max_trees = cache, tree, index, max_trees
         self._trees: list[TreeCache] = []
         self._found: dict[int, tuple[TreeCache, int]] = {}  # block of `index` -> where it is
         self._lock = threading.Lock()
@@ -54,7 +56,7 @@ class DedupSources:
         try:
             self._build()
         except (BootseerError, OSError) as error:  # of any other tree; none of them is required
-            self._log(f"no blocks are taken from other trees: {error}")
+            _log.info("no blocks are taken from other trees: %s", error)
         self.is_built = True
 
     def has(self, number: int) -> bool:

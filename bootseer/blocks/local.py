@@ -7,7 +7,7 @@ of bootseer.tree.reading. Nothing is added to the cache: unpacked blocks are no 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,13 @@ from bootseer.blocks.cache import TREES, Cache
 from bootseer.blocks.donors import DedupSources
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import StorageError
+from bootseer.logs import get_logger
 from bootseer.tree.index import Index
 
 if TYPE_CHECKING:
     from bootseer.tree.reading import BlockSource
+
+_log = get_logger(__name__)
 
 
 class LocalBlocks:
@@ -49,9 +52,7 @@ class LocalBlocks:
 
 
 @contextmanager
-def open_local(
-    cache: Cache, digest: str, index: Index, others: BlockSource, log: Callable[[str], None]
-) -> Iterator[LocalBlocks]:
+def open_local(cache: Cache, digest: str, index: Index, others: BlockSource) -> Iterator[LocalBlocks]:
     """Open the cache of the tree `digest` for use, which prevents its eviction. An unreadable one is ignored."""
     with ExitStack() as stack:
         kept: TreeCache | None = None
@@ -59,8 +60,8 @@ def open_local(
             try:
                 kept = stack.enter_context(cache.open_tree(digest, index.block_count, is_guest=True))
             except StorageError as error:
-                log(f"cached blocks are not used: {error}")
-        donors = DedupSources(cache, digest, index, log=log)
+                _log.info("cached blocks are not used: %s", error)
+        donors = DedupSources(cache, digest, index)
         stack.callback(donors.close)
         donors.build()
         yield LocalBlocks(index, kept, donors, others)

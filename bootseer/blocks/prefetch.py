@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 from bootseer import aio
@@ -17,7 +17,11 @@ from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.plan import plan_cold, plan_hot
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, Span
 from bootseer.errors import BootseerError, Unavailable
+from bootseer.logs import get_logger
 from bootseer.storage.engine.rate_limit import RateLimiter
+
+_log = get_logger(__name__)
+
 
 HOT_WIDTH = 16  # spans at once
 COLD_WIDTH = 4
@@ -56,13 +60,11 @@ class Prefetcher:
         cold_width: int = COLD_WIDTH,
         quiet_s: float = QUIET_S,
         limits_hot: bool = False,
-        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.phase = Phase.NEW
         self._fetcher, self._hot, self._is_whole = fetcher, hot, is_whole
         self._rate, self._limits_hot = RateLimiter(max_bytes_per_s), limits_hot
         self._hot_width, self._cold_width, self._quiet_s = hot_width, cold_width, quiet_s
-        self._log = log
         self._failures = 0  # in a row
         self._failed_spans = 0
         self._hot_s = 0.0
@@ -153,4 +155,4 @@ class Prefetcher:
     def _give_up(self, reason: str) -> None:
         if self.phase is not Phase.GIVEN_UP:
             self.phase = Phase.GIVEN_UP
-            self._log(f"blocks are not fetched ahead any more, only as they are read: {reason}")
+            _log.info("blocks are not fetched ahead any more, only as they are read: %s", reason)

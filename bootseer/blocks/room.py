@@ -6,6 +6,11 @@ import errno
 import time
 from collections.abc import Callable
 
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
+
 CHECK_BYTES = 64 << 20  # written between checks of the limit
 FULL_S = 30.0  # without space, nothing is written for so long
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
@@ -16,11 +21,9 @@ FreeSpaceCall = Callable[[bool], bool]  # (is the disk full now) -> whether ther
 class FreeSpace:
     """Free space of one tree in `folder`. `full_reason`: why nothing is stored now; else empty. Thread-safe."""
 
-    def __init__(
-        self, folder: str, make_room: FreeSpaceCall, log: Callable[[str], None], full_reason: str = ""
-    ) -> None:
+    def __init__(self, folder: str, make_room: FreeSpaceCall, full_reason: str = "") -> None:
         self.full_reason = full_reason
-        self._directory, self._make_room, self._log = folder, make_room, log
+        self._directory, self._make_room = folder, make_room
         self._unchecked_bytes = CHECK_BYTES  # the first write checks
         self._full_until_s = 0.0
         self._has_reported = bool(full_reason)
@@ -51,4 +54,4 @@ class FreeSpace:
         self.full_reason = reason
         if not self._has_reported:
             self._has_reported = True
-            self._log(f"{reason}: blocks are fetched as they are read, and not cached")
+            _log.info("%s: blocks are fetched as they are read, and not cached", reason)

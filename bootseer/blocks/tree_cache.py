@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 
 from bootseer import crc
@@ -32,7 +32,11 @@ from bootseer.blocks.tree_files import (
     write_whole,
 )
 from bootseer.linux import locks
+from bootseer.logs import get_logger
 from bootseer.tree.index import BLOCK_BYTES
+
+_log = get_logger(__name__)
+
 
 _GRANULE_MASK = GRANULE_BYTES - 1
 _ZEROS = bytes(BLOCK_BYTES)
@@ -54,7 +58,6 @@ class TreeCache:
         folder: str,
         files: TreeFiles,
         make_room: FreeSpaceCall,
-        log: Callable[[str], None],
         *,
         full_reason: str = "",
         is_guest: bool = False,
@@ -66,8 +69,7 @@ class TreeCache:
         self._is_guest = is_guest
         self._files = files
         self._data = files.data
-        self._room = FreeSpace(folder, make_room, log, full_reason)
-        self._log = log
+        self._room = FreeSpace(folder, make_room, full_reason)
         self._crc32c = crc.load()
         self._known = VerifiedGranules(block_count)
         self._sums, self._suspects = self._known.sums, self._known.suspects
@@ -221,7 +223,7 @@ class TreeCache:
                     locks.unlock_if_any(files.lock, SAVE_BYTE)
         except OSError as error:
             if error.errno not in FULL_ERRNOS:
-                self._log(f"{self._directory}: the cache does not survive a power cut: {error.strerror}")
+                _log.info("%s: the cache does not survive a power cut: %s", self._directory, error.strerror)
         finally:
             files.close()
 

@@ -96,7 +96,6 @@ def snapshot(
             spec,
             options,
             os.environ,
-            say=print_message,
             on_line=_ignore if quiet else _show_line,
             count=line.count,
         )
@@ -161,12 +160,10 @@ def restore(
     line = CountLine("bootseer env restore", is_quiet=quiet)
     with line:
         if key:
-            done = restore_key(
-                store_url(env_store, config), key, directories, os.environ, say=print_message, count=line.count
-            )
+            done = restore_key(store_url(env_store, config), key, directories, os.environ, count=line.count)
         else:
             spec = make_spec(flags, os.environ, os.getcwd())
-            done = restore_spec(spec, directories, os.environ, say=print_message, count=line.count)
+            done = restore_spec(spec, directories, os.environ, count=line.count)
     for what, count in sorted(done.skipped.items()):
         print_message(f"not restored, as this user or file system does not support it: {count} {what}")
     where = ", ".join(done.targets)
@@ -206,7 +203,7 @@ def key_(
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
     )
-    keyed = key_of_start(make_spec(flags, os.environ, os.getcwd()), os.environ, print_message)
+    keyed = key_of_start(make_spec(flags, os.environ, os.getcwd()), os.environ)
     record = {"key": keyed.key, "document": msgspec.to_builtins(keyed.document), **facts_of(keyed)}
     print_result(record, as_json, keyed.key)
 
@@ -218,7 +215,7 @@ app.add_typer(env_caches.app, name="caches", help="Compile caches in a store or 
 
 def main(argv: list[str]) -> int:
     """Run one command and return the exit status."""
-    return running.run(app, "bootseer env", argv)
+    return running.run(app, "bootseer env", argv, logs=True)
 
 
 # ---- output --------------------------------------------------------------------------------------------------

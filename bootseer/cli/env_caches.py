@@ -10,7 +10,7 @@ import typer
 
 from bootseer.cli import running
 from bootseer.cli.env_words import Config, Store, format_time, store_url
-from bootseer.cli.image_words import Json, print_message, print_result, short
+from bootseer.cli.image_words import Json, print_result, short
 from bootseer.counted import counted, format_bytes
 from bootseer.errors import UsageError
 
@@ -36,7 +36,7 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
         record = {"caches": [each._asdict() for each in there]}
         print_result(record, as_json, "\n".join(lines or ["this node has no first-step caches"]))
         return
-    found = commands.list_store(url, os.environ, say=print_message)
+    found = commands.list_store(url, os.environ)
     now_s = time.time()
     lines = []
     for each in found:
@@ -64,7 +64,7 @@ def gc(
 
     url = _url(env_store, node, config)
     if url:
-        done = commands.collect_store(url, os.environ, unused_s=older * DAY_S, is_dry=dry_run, say=print_message)
+        done = commands.collect_store(url, os.environ, unused_s=older * DAY_S, is_dry=dry_run)
     else:
         done = commands.collect_node(os.environ, unused_s=older * DAY_S, is_dry=dry_run)
     would = "would be deleted" if dry_run else "deleted"

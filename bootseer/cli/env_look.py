@@ -27,7 +27,7 @@ from bootseer.cli.env_words import (
     store_url,
     to_flags,
 )
-from bootseer.cli.image_words import Json, Quiet, print_message, print_result, short, size_of
+from bootseer.cli.image_words import Json, Quiet, print_result, short, size_of
 from bootseer.cli.progress import ProgressLine
 from bootseer.counted import counted, format_bytes
 
@@ -46,7 +46,7 @@ def list_(env_store: Store = "", config: Config = "", as_json: Json = False) -> 
     """List the environments of a store: age, size, expiry, targets, and why they are trusted."""
     from bootseer.env.commands.look import list_store, to_record
 
-    found, now_s = list_store(store_url(env_store, config), os.environ, say=print_message)
+    found, now_s = list_store(store_url(env_store, config), os.environ)
     lines = [line for each in found for line in _lines_of(each, now_s)]
     record = {"environments": [to_record(each) for each in found]}
     print_result(record, as_json, "\n".join(lines or ["the store has no environments"]))
@@ -76,7 +76,7 @@ def explain(
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
     )
-    found = look(make_spec(flags, os.environ, os.getcwd()), os.environ, other, say=print_message)
+    found = look(make_spec(flags, os.environ, os.getcwd()), os.environ, other)
     lines = found.lines
     if found.found is not None:
         expiry = format_expiry(found.found.snapshot.expires_s, time.time())
@@ -106,7 +106,7 @@ def verify(
     from bootseer.env.commands.look import verify as check
 
     with ProgressLine("bootseer env verify", is_quiet=quiet) as line:
-        found = check(store_url(env_store, config), keys or (), os.environ, say=print_message, progress=line)
+        found = check(store_url(env_store, config), keys or (), os.environ, progress=line)
     lines = [text for each in found for text in _verdict_lines(each)]
     record = {"environments": [_verdict_record(each) for each in found], "seconds": line.elapsed_s}
     print_result(record, as_json, "\n".join(lines or ["the store has no usable environments"]))
@@ -138,7 +138,6 @@ def gc(
         max_bytes=size_of(limit, "--limit"),
         unused_s=None if older is None else older * DAY_S,
         is_dry=dry_run,
-        say=print_message,
     )
     lines = [
         f"{short(each.key)}  {format_bytes(each.freed_bytes)}"

@@ -88,7 +88,7 @@ def build(
     )  # fmt: skip
     line = CountLine("bootseer image build", is_quiet=quiet)
     with line:
-        built = build_tree(source, target, options, line.count, print_message)
+        built = build_tree(source, target, options, line.count)
     found = built.statistics
     for what, count in sorted(found.left_out.items()):
         print_message(f"warning: left out, as a tree cannot hold them: {count} {what}")
@@ -133,7 +133,7 @@ def push(
         source_name, name, Signing(key, unsigned), as_is=as_is, has_traces=not no_traces, subject=subject
     )
     with ProgressLine("bootseer image push", is_quiet=quiet) as line:
-        done = push_tree(source, target, options, line, print_message)
+        done = push_tree(source, target, options, line)
     text = (
         f"{done.reference}\ntree {done.digest}: {format_bytes(done.size)}, {format_bytes(done.moved_bytes)} sent,"
         f" {done.traces} traces, in {line.elapsed_s:.1f} s ({line.rate()})"
@@ -166,7 +166,7 @@ def pull(
 
     options = TransferOptions(source_name, name, Signing(key, unsigned), as_is=as_is, has_traces=not no_traces)
     with ProgressLine("bootseer image pull", is_quiet=quiet) as line:
-        done = pull_tree(source, target, options, line, print_message)
+        done = pull_tree(source, target, options, line)
     text = (
         f"tree {done.digest}: {format_bytes(done.size)}, {format_bytes(done.moved_bytes)} received,"
         f" {done.traces} traces, in {line.elapsed_s:.1f} s ({line.rate()})"
@@ -180,7 +180,7 @@ def inspect(url: Url, name: Name = "", as_json: Json = False) -> None:
     from bootseer.image.commands.look import inspect as look
     from bootseer.image.commands.look import to_record
 
-    found = look(url, name=name, say=print_message)
+    found = look(url, name=name)
     config = found.config
     counts = ", ".join(
         counted(number, what)
@@ -273,7 +273,7 @@ def gc(
         if limit is not None or everything:
             raise UsageError("--limit and --all are options for this node's cache; omit --store")
         older_s = (7.0 if older is None else older) * DAY_S
-        done = collect_store(store, name=name, keep=keep or [], older_s=older_s, is_dry=dry_run, say=print_message)
+        done = collect_store(store, name=name, keep=keep or [], older_s=older_s, is_dry=dry_run)
         text = (
             f"{would}: {counted(done.packs, 'pack')}, {counted(done.indexes, 'index', 'indexes')},"
             f" {counted(done.traces, 'directory of traces', 'directories of traces')},"
@@ -286,7 +286,7 @@ def gc(
         raise UsageError("--keep and --name need the directory of a tree: give --store URL")
     max_bytes = 0 if everything else size_of(limit, "--limit")
     unused_s = 0.0 if everything and older is None else (30.0 if older is None else older) * DAY_S
-    found = collect_node(max_bytes=max_bytes, unused_s=unused_s, is_dry=dry_run, say=print_message)
+    found = collect_node(max_bytes=max_bytes, unused_s=unused_s, is_dry=dry_run)
     lines = [
         f"{each.digest}  {each.kind}  {format_bytes(each.size)}  unused for {each.unused_s / DAY_S:.1f} days"
         for each in found.removed
@@ -307,7 +307,7 @@ app.add_typer(image_hot.app, name="hot", help="Access traces of starts: show, me
 
 def main(argv: list[str]) -> int:
     """Run one command and return the exit status."""
-    return running.run(app, "bootseer image", argv)
+    return running.run(app, "bootseer image", argv, logs=True)
 
 
 def _owner(text: str) -> tuple[int, int] | None:

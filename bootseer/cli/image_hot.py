@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli import running
-from bootseer.cli.image_words import Json, Key, Name, Unsigned, Url, Workload, print_message, print_result
+from bootseer.cli.image_words import Json, Key, Name, Unsigned, Url, Workload, print_result
 from bootseer.counted import counted, format_bytes
 from bootseer.errors import UsageError
 
@@ -32,7 +32,7 @@ def show(
     from bootseer.image.commands.traces import check_workload, hot_blocks, hot_files
 
     wanted = check_workload(workload)
-    tree, traces, known = hot.show(url, name=name, say=print_message)
+    tree, traces, known = hot.show(url, name=name)
     chosen = [each for each in traces if wanted in ("", each.workload)]
     lines = [_line(each) for each in chosen]
     found = hot_files(tree.index, hot_blocks(known, wanted)) if files else []
@@ -68,7 +68,7 @@ def merge(
 
     done = hot.merge(
         url, recordings or [], name=name, workload=check_workload(workload), output=output,
-        signing=Signing(key, unsigned), say=print_message,
+        signing=Signing(key, unsigned),
     )  # fmt: skip
     print_result({"traces": [each._asdict() for each in done]}, as_json, "\n".join(map(_line, done)))
 
@@ -93,7 +93,7 @@ def prune(
         raise UsageError("both --forget and --share are given: --forget deletes all traces; give only one")
     done = hot.prune(
         url, name=name, workload=check_workload(workload), share=share, forgets=forget,
-        signing=Signing(key, unsigned), say=print_message,
+        signing=Signing(key, unsigned),
     )  # fmt: skip
     lines = [_line(each) for each in done] or ["no access traces are left"]
     print_result({"traces": [each._asdict() for each in done]}, as_json, "\n".join(lines))

@@ -119,7 +119,7 @@ def run(
     """Run a program in an image, as this user, in this directory and environment; return its exit status."""
     from bootseer.image.commands.run import run as run_program
 
-    raise typer.Exit(run_program(url, command or [], _run_options(name, writable, bind, env), print_message))
+    raise typer.Exit(run_program(url, command or [], _run_options(name, writable, bind, env)))
 
 
 def record(
@@ -141,9 +141,7 @@ def record(
     from bootseer.image.commands.run import record as record_start
 
     options = _run_options(name, writable, bind, env)
-    done = record_start(
-        url, command or [], options, publishes=publish, signing=Signing(key, unsigned), say=print_message
-    )
+    done = record_start(url, command or [], options, publishes=publish, signing=Signing(key, unsigned))
     text = (
         f"workload {done.workload}: {done.hot_blocks:,} hot blocks, {format_bytes(done.hot_bytes)}, of {done.runs}"
         f" runs; {done.where}"
@@ -176,7 +174,6 @@ def prefetch(
             workload=check_workload(workload),
             is_whole=everything,
             progress=line,
-            say=print_message,
         )
     text = (
         f"tree {short(done.digest)}: {counted(done.blocks, 'block')}, {format_bytes(done.size)} in the cache,"
@@ -221,7 +218,7 @@ def materialise(
         os.path.abspath(ready) if ready else "",
     )
     with ProgressLine("bootseer image materialise", is_quiet=quiet) as line:
-        found = unpack(url, directory, options, line, print_message)
+        found = unpack(url, directory, options, line)
     done = found.done
     record: dict[str, Any] = {
         "digest": found.digest, "hot_s": found.hot_s, "seconds": line.elapsed_s, **done._asdict(),

@@ -40,8 +40,14 @@ def new_app(name: str = "", text: str = "") -> typer.Typer:
     )
 
 
-def run(app: typer.Typer, name: str, argv: list[str]) -> int:
-    """Run one command of the group `name` and return the exit status."""
+def run(app: typer.Typer, name: str, argv: list[str], *, logs: bool = False) -> int:
+    """Run one command of the group `name` and return the exit status. Args: logs: it logs, to stderr."""
+    if logs:
+        from bootseer.cli.image_words import print_message
+        from bootseer.logs import sent_to
+
+        with sent_to(print_message):
+            return run(app, name, argv)
     try:
         ended = app(args=argv, prog_name=name, standalone_mode=False)
     except typer.Abort:

@@ -13,7 +13,7 @@ REMEMBERED = 1000
 class Log:
     """Writes lines with `write`; may be called from any thread."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._lock = threading.Lock()
         self._written_s: dict[str, float] = {}

@@ -11,7 +11,6 @@ import ipaddress
 import os
 import stat
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,9 +18,13 @@ import msgspec
 from bootseer.errors import ConfigError, IntegrityError, StorageError
 from bootseer.formats import decode_json
 from bootseer.linux.files import replace_file
+from bootseer.logs import get_logger
 from bootseer.peers.auth import MIN_KEY_BYTES, origin_id
 from bootseer.peers.wire import is_node
 from bootseer.storage.paths import check_path, redact
+
+_log = get_logger(__name__)
+
 
 FORMAT = "bootseer-peers/1"
 MAX_FILE_BYTES = 16 << 20
@@ -145,11 +148,9 @@ def write_peers(path: str, peers: JobPeers) -> None:
 class PeersFile:
     """The present content of the file, for any thread. A check costs one system call, at most each `look_s`."""
 
-    def __init__(
-        self, path: str, *, look_s: float = POLL_S, log: Callable[[str], object] = lambda _: None
-    ) -> None:
+    def __init__(self, path: str, *, look_s: float = POLL_S) -> None:
         self.path = path
-        self._look_s, self._log = look_s, log
+        self._look_s = look_s
         self._looked_s = float("-inf")
         self._seen: tuple[int, ...] | None = None
         self._peers: JobPeers | None = None
@@ -182,7 +183,7 @@ class PeersFile:
             self._peers = read_peers(self.path)
         except ConfigError as error:
             self._peers = None
-            self._log(f"peer sharing disabled: {error}")
+            _log.info("peer sharing disabled: %s", error)
 
 
 def _read(fd: int, max_bytes: int) -> bytes:

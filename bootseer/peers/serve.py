@@ -22,6 +22,7 @@ from typing import NoReturn
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer, encode
 from bootseer.linux import processes
+from bootseer.logs import send_to
 from bootseer.peers.membership import PeersFile
 from bootseer.peers.server import PeerServer
 from bootseer.peers.spool import Spool
@@ -86,7 +87,7 @@ def write_line(what: object) -> None:
         sys.stdout.flush()
 
 
-def log(line: str) -> None:
+def print_line(line: str) -> None:
     print(f"bootseer peers: {line}", file=sys.stderr, flush=True)
 
 
@@ -110,17 +111,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str], kind: type[PeerServer] = PeerServer) -> int:
     """Run the server and return the exit status. Args: kind: a class with faults, in tests."""
     args = parse(argv)
+    send_to(print_line)
     try:
         processes.allow_files(2 * current().peers.max_connections)
         own_bytes = args.spool_bytes
         spool = Spool(args.spool, current().peers.spool_bytes if own_bytes is None else own_bytes)
         with listen(args.address, args.port) as listener:
-            server = kind(
-                listener, PeersFile(args.file, log=log), spool, upload_bytes_per_s=args.upload_bytes_per_s, log=log
-            )
+            server = kind(listener, PeersFile(args.file), spool, upload_bytes_per_s=args.upload_bytes_per_s)
             asyncio.run(run(server, listener.getsockname()[1]))
     except BootseerError as error:
-        log(str(error))
+        print_line(str(error))
         return error.exit_status
     finally:
         if args.remove_folder:

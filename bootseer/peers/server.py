@@ -12,13 +12,13 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from bootseer import aio
 from bootseer.errors import BootseerError, NotFound, StorageError, Truncated
 from bootseer.linux.page_cache import cached_share
+from bootseer.logs import get_logger
 from bootseer.peers import wire
 from bootseer.peers.auth import NONCE_BYTES, Handshake, Session
 from bootseer.peers.filling import Filler
@@ -29,6 +29,9 @@ from bootseer.storage import Store, open_store
 from bootseer.storage.engine.rate_limit import RateLimiter
 from bootseer.storage.paths import check_path
 from bootseer.tuning import current
+
+_log = get_logger(__name__)
+
 
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections
 HANDSHAKE_S = 5.0  # for authentication
@@ -51,7 +54,7 @@ _COPIED_BYTES = 256 << 10
 class PeerServer:
     """A server at `listener` for the stores of `file`; the owner of the spool closes it.
 
-    Args: upload_bytes_per_s: limit of uploads to other nodes; None: unlimited. log: receives lines for the user.
+    Args: upload_bytes_per_s: limit of uploads to other nodes; None: unlimited.
     """
 
     def __init__(
@@ -61,9 +64,8 @@ class PeerServer:
         spool: Spool,
         *,
         upload_bytes_per_s: float | None = None,
-        log: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._listener, self._file, self._spool, self._log = listener, file, spool, log
+        self._listener, self._file, self._spool = listener, file, spool
         self._uploads = RateLimiter(upload_bytes_per_s, BURST_S)
         self._stores: dict[str, tuple[Origin, Store]] = {}  # by id
         self._replaced: list[Store] = []
@@ -139,7 +141,7 @@ class PeerServer:
             self._counts["failed"] += 1
         except Exception as error:  # on any error other connections continue
             self._counts["failed"] += 1
-            self._log(f"internal error while answering another node: {type(error).__name__}: {error}")
+            _log.info("internal error while answering another node: %s: %s", type(error).__name__, error)
 
     def _ended(self, connection: Connection, _task: asyncio.Task[None]) -> None:
         self._connections -= 1
@@ -314,7 +316,7 @@ class PeerServer:
         except StorageError:
             return None
         except BootseerError as error:
-            self._log(f"a store cannot be opened for other nodes: {error}")
+            _log.info("a store cannot be opened for other nodes: %s", error)
             return None
         return self._stores[ask.name.origin][1]
 

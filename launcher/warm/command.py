@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _once(options: Options, args: argparse.Namespace) -> int:
+    from bootseer.logs import sent_to
     from launcher.spec import build_spec
     from launcher.warm.noted import write
     from launcher.warm.stages import Warmer, WarmLimits, stages_of
@@ -54,7 +55,7 @@ def _once(options: Options, args: argparse.Namespace) -> int:
         )
     limit = WarmLimits(options.max_bytes, options.max_bytes_per_s, options.hold_s)
     say = _quiet if args.quiet else _say
-    with _Progress(args.quiet) as progress:
+    with _Progress(args.quiet) as progress, sent_to(say):
         warmer = Warmer(spec, limit, say, progress)
         with closing(warmer):
             found = warmer.run(options.only)

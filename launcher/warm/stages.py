@@ -137,13 +137,13 @@ class Warmer:
         names = (spec.entry.target, "") if is_program else (options.pythons[0], spec.entry.target)
         if not may_mount():
             # In this case a start unpacks the whole image.
-            with closing(open_source(url, names, self._say, name=options.name, digest=digest)) as source:
+            with closing(open_source(url, names, name=options.name, digest=digest)) as source:
                 return Warmed(IMAGE, UNPACKED, source.digest)
         workload = workload_key(*names) if is_named(spec.entry.target) else ""
 
         def find_hot(block_count: int) -> list[int]:
             with opened_store(url) as store:
-                known = known_traces(store, digest, block_count, trust, self._say, workload=workload)
+                known = known_traces(store, digest, block_count, trust, workload=workload)
             return hot_blocks(known, workload) or hot_blocks(known)
 
         async def choose(block_count: int) -> list[int]:
@@ -179,7 +179,7 @@ class Warmer:
         setup = self._setup_spec()
         if not setup.store:
             return Warmed(ENV, NOTHING, text="there is no store to fetch it from: give --env-store")
-        looked = look_up(setup, self._environ, self._say, wait_s=0.0)
+        looked = look_up(setup, self._environ, wait_s=0.0)
         self._is_store_silent, self._has_env = looked.is_silent, looked.there is not None
         targets = looked.keyed.targets
         there, found = looked.there, looked.found
@@ -221,7 +221,7 @@ class Warmer:
             self._progress(ENV, done, total)
 
         with self._using(setup):
-            put = restore_spec(setup, (), self._environ, say=self._say, count=count)
+            put = restore_spec(setup, (), self._environ, count=count)
         how = IN_PLACE if put.how == "there" else UNPACKED
         return Warmed(ENV, how, put.found.snapshot.tree, text=", ".join(looked.keyed.targets))
 
@@ -315,10 +315,12 @@ class Warmer:
 
     def _is_env_there(self) -> bool:
         from bootseer.env.service.look import look_up
+        from bootseer.logs import sent_to
 
         if self._is_store_silent:
             return self._has_env
-        return look_up(self._setup_spec(), self._environ, lambda _: None, wait_s=0.0).there is not None
+        with sent_to(lambda _: None):  # the stage of the environment has logged it
+            return look_up(self._setup_spec(), self._environ, wait_s=0.0).there is not None
 
     # ---- the checkpoint --------------------------------------------------------------------------------------
 

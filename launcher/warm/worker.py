@@ -58,6 +58,7 @@ def _work(order: dict[str, Any], tell: Any, daemon: Channel) -> None:
     set_death_signal(signal.SIGTERM)  # not before: the kernel resets it at a change of user
     os.chdir(job.folder or os.environ.get("HOME") or "/")
     from bootseer.linux.priority import lower
+    from bootseer.logs import send_to
     from launcher.cli.config_file import fill
     from launcher.spec import build_spec
     from launcher.warm.noted import write
@@ -86,7 +87,11 @@ def _work(order: dict[str, Any], tell: Any, daemon: Channel) -> None:
         tell("will-hold", digest=digest)
         daemon.receive()
 
-    warmer = Warmer(spec, limit, lambda text: tell("said", text=text), progress, will_hold)
+    def say(line: str) -> None:
+        tell("said", text=line)
+
+    send_to(say)
+    warmer = Warmer(spec, limit, say, progress, will_hold)
     with closing(warmer):
         found = warmer.run(tuple(order["only"]))
         write(found, os.environ)

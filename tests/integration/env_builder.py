@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from bootseer import aio
 from bootseer.env.store.lease import BuilderLease, Lease, WaitResult, renewing
 from bootseer.env.store.store import EnvStore, FoundSnapshot
+from bootseer.logs import send_to
 from bootseer.storage import open_store
 from bootseer.trust import Trust
 from tests.env_parts import NOW_S, build_into, document, make_snapshot
@@ -27,9 +28,10 @@ def say(line: str) -> None:
 def main() -> None:
     url, files, beat_s, bound_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
     key, data = document()
+    send_to(say)
 
     async def begin() -> EnvStore:
-        return EnvStore(open_store(url), url, Trust(), say=say)
+        return EnvStore(open_store(url), url, Trust())
 
     store = aio.run_sync(begin())
 
@@ -37,7 +39,7 @@ def main() -> None:
         return await store.find(key, NOW_S)
 
     async def acquire() -> object:
-        leases = BuilderLease(store.store, owner=f"process {os.getpid()}", beat_s=beat_s, say=say)
+        leases = BuilderLease(store.store, owner=f"process {os.getpid()}", beat_s=beat_s)
         return await leases.acquire(key, find, bound_s)
 
     outcome = aio.run_sync(acquire())

@@ -237,9 +237,8 @@ def read_all(root: Cache, *, turns: int = 1) -> tuple[dict[str, float], int]:
 
 
 @pytest.mark.system
-def test_a_full_disk_costs_fetches_only(disk: Disk) -> None:
-    said: list[str] = []
-    root = open_root(disk.path, log=said.append)
+def test_a_full_disk_costs_fetches_only(disk: Disk, said: list[str]) -> None:
+    root = open_root(disk.path)
     found, served = read_all(root, turns=2)
     assert served == SMALL.index.stored_bytes  # the rest stayed in memory
     assert 5 < found["present"] < SMALL.count
@@ -267,9 +266,8 @@ def test_on_a_full_disk_trees_that_nobody_uses_make_room(disk: Disk) -> None:
 
 
 @pytest.mark.system
-def test_a_disk_without_any_room_is_no_error(disk: Disk) -> None:
-    said: list[str] = []
-    root = open_root(disk.path, log=said.append)
+def test_a_disk_without_any_room_is_no_error(disk: Disk, said: list[str]) -> None:
+    root = open_root(disk.path)
     with pytest.raises(OSError), open(disk.path / "filler", "wb") as filler:
         while True:
             filler.write(bytes(4096))

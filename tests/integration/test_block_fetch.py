@@ -263,7 +263,7 @@ def test_all_at_once(server: FaultyHttpServer, tmp_path: Path, seed: int) -> Non
                         assert target is not None
                     assert target == wanted
 
-            async with open_device(fetcher, log=print) as device, asyncio.TaskGroup() as group:
+            async with open_device(fetcher) as device, asyncio.TaskGroup() as group:
                 group.create_task(Prefetcher(fetcher, chance.sample(ALL, 20), is_whole=True).run())
                 group.create_task(aio.run_abandonable(unpack, timeout_s=60.0))
                 for _ in range(6):

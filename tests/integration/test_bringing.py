@@ -16,6 +16,7 @@ TOP = Path(__file__).parents[2]
 # A bringer that does what `fake` does; `order` gives it one. Prints what its daemon knows in the end.
 PROGRAM = """
 import asyncio, json, os, signal, sys, time
+from bootseer.logs import send_to
 from bootseer.mounts.tree_daemon import prefetch as bringing
 from bootseer.mounts.tree_daemon import prefetch_worker as tree_bringer
 from bootseer.mounts.tree_daemon.prefetch_worker import PrefetchFigures, PrefetchOrder
@@ -48,9 +49,10 @@ forked.close_others = lambda keep: None
 bringing.fork_spare_worker()
 pid = bringing._waiting[0].pid
 lines = []
+send_to(lines.append)
 
 async def run():
-    bringer = bringing.PrefetchWorker(lines.append)
+    bringer = bringing.PrefetchWorker()
     order = PrefetchOrder(settings=Settings(url="/nowhere"), digest="0" * 64, hot=[], index=b"x")
     task = asyncio.create_task(bringer.run(order))
     while not bringer.fetched.prefetch and not task.done():

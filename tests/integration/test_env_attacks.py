@@ -48,12 +48,12 @@ OTHER_KEY, _ = document("b")
 class Victim:
     """Somebody who uses the store; `folder` has the store, and what must not be touched."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, said: list[str]) -> None:
         self.folder = folder
         self.root = folder / "envs"
-        self.said: list[str] = []
+        self.said = said
         self.store = FaultyStore(open_store(str(self.root)))
-        self.env = EnvStore(self.store, str(self.root), ADAS, say=self.said.append)
+        self.env = EnvStore(self.store, str(self.root), ADAS)
         self.key = self.root / "keys" / KEY
         self.tree = self.root / "trees" / KEY
         self.environ = {"BOOTSEER_CACHE": str(self.root / "cache"), "HOME": str(folder / "home")}
@@ -98,14 +98,14 @@ class Victim:
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Iterator[Victim]:
+def victim(tmp_path: Path, said: list[str]) -> Iterator[Victim]:
     """What is around the store stays as it was, whatever the test puts into it."""
     before = os.umask(0o022)
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     (tmp_path / "home" / ".ssh" / "authorized_keys").write_text("mine\n")
     (tmp_path / "home" / "secret").write_text("secret\n")
     (tmp_path / "home" / "keys").mkdir()
-    found = Victim(tmp_path)
+    found = Victim(tmp_path, said)
     found.root.mkdir()
     there = everything(tmp_path, [found.root])
     yield found
@@ -256,7 +256,7 @@ def test_rubbish_for_a_lease_holds_nobody_for_long(victim: Victim, data: bytes) 
     async def nothing() -> None:
         return None
 
-    leases = BuilderLease(victim.store, owner="node", beat_s=0.05, say=victim.said.append)
+    leases = BuilderLease(victim.store, owner="node", beat_s=0.05)
     lease = aio.run_sync(leases.acquire(KEY, nothing, 30))
     assert isinstance(lease, Lease)
     assert lease.number == 2
@@ -322,7 +322,7 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file(victim: Victim, published: Fo
 
     for number, make in ((1, os.mkfifo), (2, os.mkdir)):
         make(victim.key / f"lease-{number:06d}.json")
-        leases = BuilderLease(victim.store, owner="node", beat_s=0.05, say=victim.said.append)
+        leases = BuilderLease(victim.store, owner="node", beat_s=0.05)
         lease = aio.run_sync(leases.acquire(KEY, nothing, 30))
         assert isinstance(lease, Lease), lease
         assert lease.number > number

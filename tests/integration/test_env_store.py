@@ -35,12 +35,11 @@ KEY, DOCUMENT = document()
 
 
 class Sides:
-    """A store, what is said about it, and another way to it."""
+    """A store, and another way to it."""
 
     def __init__(self, store: Store, url: str, trust: Trust = ADAS) -> None:
-        self.said: list[str] = []
         self.store = store
-        self.env = EnvStore(store, url, trust, say=self.said.append)
+        self.env = EnvStore(store, url, trust)
 
     def find(self, now_s: float = NOW_S) -> Any:
         return aio.run_sync(self.env.find(KEY, now_s))
@@ -88,7 +87,7 @@ def web(tmp_path: Path) -> Iterator[Callable[..., Sides]]:
             aio.run_sync(store.aclose())
 
 
-def test_a_web_server_is_read(local: Sides, web: Callable[..., Sides], files: Path) -> None:
+def test_a_web_server_is_read(local: Sides, web: Callable[..., Sides], files: Path, said: list[str]) -> None:
     reader = web()
     assert reader.find() is None
     for number in range(1, 4):
@@ -108,7 +107,7 @@ def test_a_web_server_is_read(local: Sides, web: Callable[..., Sides], files: Pa
             await store.aclose()
 
     assert aio.run_sync(again()).digest == found.snapshot.tree
-    assert reader.said == []
+    assert said == []
     aio.run_sync(reader.env.touch(found, NOW_S))  # not written, and no error
     # A gap ends what can be seen without a listing.
     aio.run_sync(local.store.delete(f"keys/{KEY}/env-000002.json"))
@@ -247,12 +246,12 @@ def test_damage_is_found_by_verifying(local: Sides, files: Path, tmp_path: Path)
         list(opened.blocks.read_blocks([0]))
 
 
-def test_a_key_that_is_not_trusted_any_more(anybodys: Sides, files: Path) -> None:
+def test_a_key_that_is_not_trusted_any_more(anybodys: Sides, files: Path, said: list[str]) -> None:
     assert publish(anybodys.env, files).is_ours
     bob = SigningKey.make(name="bob")
     bobs = Sides(anybodys.store, anybodys.env.url, Trust([TrustedKey(PublicKey(bob.public, "bob"), "/keys/bob")]))
     assert bobs.find() is None
-    assert "is signed by no trusted key" in bobs.said[0]
+    assert "is signed by no trusted key" in said[0]
     published = publish(bobs.env, files, key=bob)
     assert (published.is_ours, published.found.generation) == (True, 2)
     assert anybodys.find().generation == 1, "each finds what it believes"

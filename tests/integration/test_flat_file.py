@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, ConfigError, StorageError
 from bootseer.linux import mount as kernel
+from bootseer.logs import sent_to
 from bootseer.mounts.device import fuse_wire as wire
 from bootseer.mounts.device.file import FlatFile
 from bootseer.mounts.device.metadata_memory import MetadataMemory
@@ -386,9 +387,11 @@ class Wire:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.settimeout(5)
         self.lines: list[str] = []
+        self._stack = ExitStack()
+        self._stack.enter_context(sent_to(self.lines.append))
         link = SharedDescriptor(theirs.detach())
         self.metadata = MetadataMemory(metadata) if metadata else None
-        self.server = Server(link, device, self.metadata, self.lines.append)
+        self.server = Server(link, device, self.metadata)
         self._link = link
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -410,6 +413,7 @@ class Wire:
         assert not self.thread.is_alive()
         self.server.forget()
         self._link.let_go()
+        self._stack.close()
 
 
 @pytest.fixture

@@ -378,7 +378,7 @@ def test_gc_where_the_cache_has_no_locks(image: Commands, source: Path, monkeypa
     image("prefetch", "tree", "--all")
     for name in ("BOOTSEER_CACHE", "BOOTSEER_RUNTIME"):
         monkeypatch.setenv(name, image.environ[name])
-    (would,) = collect_node(max_bytes=0, unused_s=0, is_dry=True, say=print).removed
+    (would,) = collect_node(max_bytes=0, unused_s=0, is_dry=True).removed
     assert would.digest == digest
     inner = fcntl.fcntl
 
@@ -389,7 +389,7 @@ def test_gc_where_the_cache_has_no_locks(image: Commands, source: Path, monkeypa
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     for is_dry in (True, False):
-        assert collect_node(max_bytes=0, unused_s=0, is_dry=is_dry, say=print).removed == []
+        assert collect_node(max_bytes=0, unused_s=0, is_dry=is_dry).removed == []
 
 
 @pytest.mark.system

@@ -428,8 +428,9 @@ def test_one_program(root: str, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom bootseer.mounts.sandbox.image_root import ImageRequest\n"
         "from bootseer.mounts.sandbox.run import run_in_image\n"
+        "from bootseer.logs import send_to\nsend_to(print)\n"
         f"request = ImageRequest('rootfs:{root}', work=[{str(tmp_path)!r}], environ={{'A': '1'}})\n"
-        "print(run_in_image(request, sys.argv[1:], say=print).status)\n"
+        "print(run_in_image(request, sys.argv[1:]).status)\n"
     )
     for argv, output in (
         (["sh", "-c", "echo $A; exit 3"], "1\n3\n"), (["sh", "-c", "kill -9 $$"], "137\n"), (["nothing"], "127\n"),
@@ -437,7 +438,7 @@ def test_one_program(root: str, tmp_path: Path) -> None:
         run = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=tmp_path)
         assert run.stdout == output, run.stderr
     with pytest.raises(BootseerError, match="no program is given"):
-        run_in_image(ImageRequest(f"rootfs:{root}"), [], say=print)
+        run_in_image(ImageRequest(f"rootfs:{root}"), [])
 
 
 def test_a_mounted_tree_is_a_root_for_runc(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ COUNT = 80  # files of one block
 class Node:
     """A user on a node, and servers of trees."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, said: list[str]) -> None:
         self.top = top
-        self.said: list[str] = []
+        self.said = said
         self.environ = {"BOOTSEER_CACHE": f"{top}/cache"}
         self._servers: list[FaultyHttpServer] = []
 
@@ -71,7 +71,7 @@ class Node:
         silent_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> UnpackedTree:
         url = f"{server.url}@sha256:{built.digest}"
-        return unpack_tree(url, workload=workload, environ=self.environ, say=self.said.append, silent_s=silent_s)
+        return unpack_tree(url, workload=workload, environ=self.environ, silent_s=silent_s)
 
     def keep(self, built: Built, numbers: list[int]) -> None:
         """Has the cache have these blocks."""
@@ -99,8 +99,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path)
+def node(tmp_path: Path, said: list[str]) -> Iterator[Node]:
+    node = Node(tmp_path, said)
     yield node
     node.close()
 

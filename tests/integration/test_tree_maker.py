@@ -199,7 +199,7 @@ def test_a_maker_that_ends_half_way(tmp_path: Path, can_make: bool, monkeypatch:
     async def run() -> None:
         settings = Settings(url=os.fspath(tmp_path / "store"), keys=[], cache_folder=os.fspath(tmp_path / "cache"))
         async with AsyncExitStack() as stack:
-            parts = await open_parts(stack, settings, built.digest, print)
+            parts = await open_parts(stack, settings, built.digest)
             assert await parts.metadata() is half
             await parts.check()
             half.read_later(

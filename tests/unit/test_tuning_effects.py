@@ -41,6 +41,7 @@ from bootseer.env.service import main as env_service
 from bootseer.errors import ConfigError, StorageTimeout
 from bootseer.health.finding import OK, Finding
 from bootseer.health.runner import Task, run_tasks
+from bootseer.logs import sent_to
 from bootseer.mounts.tree_daemon import prefetch
 from bootseer.mounts.tree_daemon.forked import ForkedHelper
 from bootseer.mounts.tree_daemon.mount import mount_tree
@@ -325,7 +326,7 @@ def ready_s(at: Place) -> object:
 def daemon_log_bytes(at: Place) -> object:
     """In a process of its own, as the daemon inherits the variable."""
     log = at.folder / "log"
-    code = "from bootseer.mounts.tree_daemon.serving import _to_log; _to_log('a line')"
+    code = "from bootseer.mounts.tree_daemon.serving import _print; _print('a line')"
 
     def is_emptied(size: float) -> bool:
         log.write_bytes(bytes(int(size)))
@@ -343,8 +344,8 @@ def worker_silence_s(at: Place) -> object:
     process.returncode = 0  # the worker's owner waits for it
     at.patch.setattr(prefetch, "_waiting", [ForkedHelper(process.pid, ours)])
     at.patch.setattr(prefetch, "encode", lambda _: (b"head", b"body"))
-    with theirs:
-        asyncio.run(prefetch.PrefetchWorker(said.append).run(cast(Any, None)))
+    with theirs, sent_to(said.append):
+        asyncio.run(prefetch.PrefetchWorker().run(cast(Any, None)))
     found = re.search(r"it has sent nothing for (.*) s;", said[0])
     assert found is not None
     return float(found[1])
@@ -503,7 +504,7 @@ def resolve_s(at: Place) -> object:
 def store_silence_s(at: Place) -> object:
     def is_given_up(after_s: float) -> bool:
         gone: list[object] = []
-        answers = SimpleNamespace(say=None, say_alive=lambda: None, send=None)
+        answers = SimpleNamespace(say_alive=lambda: None, send=None)
         with selectors.DefaultSelector() as selector:
             loader = Loader(os.fspath(at.folder), selector, cast(Any, None), cast(Any, answers))
         loader._state, loader._awaited.is_waiting = State.LOADING, True

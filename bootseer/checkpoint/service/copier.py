@@ -21,6 +21,10 @@ from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.errors import BootseerError
 from bootseer.ipc.framing import encode
 from bootseer.linux.priority import lower
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
 
 COPY_S = 900.0  # memory is not held for longer
 CHECK_BYTES = 256 << 20  # between two checks of the disk's free space
@@ -52,7 +56,7 @@ class Copier:
         try:
             self._child = self._fork(lambda connection: run_copier(connection, pinned, arena, max_bytes, bad))
         except OSError as error:
-            self._answers.say(f"{NOT_KEPT}: cannot start a process to write it: {error.strerror}")
+            _log.info("%s: cannot start a process to write it: %s", NOT_KEPT, error.strerror)
             return
         self._selector.register(self._child.lines.fd, selectors.EVENT_READ, self._receive)
 
@@ -78,7 +82,7 @@ class Copier:
     def _conclude(self, why: str) -> None:
         self._has_outcome = True
         if why:
-            self._answers.say(f"{NOT_KEPT}: {why}")
+            _log.info("%s: %s", NOT_KEPT, why)
         else:
             self._kept()
         self._answers.send("copied", why=why)

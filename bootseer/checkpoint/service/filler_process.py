@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from bootseer.checkpoint.service.arena import Unit
 from bootseer.checkpoint.service.process import Child, Fork, end_child
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
 
 
 class FillerNews(NamedTuple):
     noted: Callable[[list[Unit], str, str], object]  # units are ready, or have failed: why, kind (filler.py)
     moved: Callable[[], object]  # bytes have arrived
-    say: Callable[[str], object]
     ended: Callable[[], object]  # the process has died
 
 
@@ -76,7 +78,7 @@ class FillerProcess:
                 self.from_disk_bytes += int(news["from_disk"])
                 self.damaged.update(_to_units(news["bad"]))
             elif "failed" in news:
-                self._news.say(f"warning: the reader of the checkpoint has failed: {news['failed']}")
+                _log.warning("the reader of the checkpoint has failed: %s", news["failed"])
         if lines is None:
             self._news.ended()
 

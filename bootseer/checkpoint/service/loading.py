@@ -27,7 +27,11 @@ from bootseer.checkpoint.service.release import MemoryRelease
 from bootseer.checkpoint.service.resolving import News, Resolver, pinned_of
 from bootseer.checkpoint.service.start_options import StartOptions
 from bootseer.checkpoint.versions.pinned import Pinned
+from bootseer.logs import get_logger
 from bootseer.tuning import current
+
+_log = get_logger(__name__)
+
 
 MAX_FILLERS = 3  # that may die before ranks get their files by another method
 PROGRESS_S = 0.5
@@ -54,10 +58,8 @@ class Loader:
         self._must_be_whole = False  # only links into memory are possible
         self._has_failed = False  # the load; the failure was reported
         self._reported_s = 0.0  # time of the last answer `progress`
-        self._pinner = Resolver(selector, fork, answers.say, answers.say_alive)
-        self._paths = RankPathProvider(
-            directory, selector, fork, answers.say, answers.say_alive, self._report_damage
-        )
+        self._pinner = Resolver(selector, fork, answers.say_alive)
+        self._paths = RankPathProvider(directory, selector, fork, answers.say_alive, self._report_damage)
         events = MemoryEvents(
             noted=self._note_units,
             moved=self._note_progress,
@@ -65,7 +67,6 @@ class Loader:
             rank_done=self._on_rank_done,
             taken=lambda: answers.send("taken"),
             dropped=self._on_drop,
-            say=answers.say,
         )
         self._memory = NodeMemory(directory, selector, fork, events)
         self._release = MemoryRelease(
@@ -240,7 +241,7 @@ class Loader:
         assert pinned is not None
         self._state = State.LOADING
         if pinned.size <= self._memory.capacity.bytes and not self._must_be_whole:
-            self._answers.say(f"warning: reading all of the checkpoint into memory: mounts are unavailable: {why}")
+            _log.warning("reading all of the checkpoint into memory: mounts are unavailable: %s", why)
             self._must_be_whole = True
             self._serve(pinned)
         else:
@@ -269,7 +270,7 @@ class Loader:
                 copy(found.why)
 
         def copy(why_not: str) -> None:
-            self._answers.say(f"warning: copying the checkpoint's files to this node's disk first: {why_not}")
+            _log.warning("copying the checkpoint's files to this node's disk first: %s", why_not)
             self._paths.show_copy(shown, copied, self._send_progress)
 
         def copied(found: RankPath) -> None:
@@ -341,7 +342,7 @@ class Loader:
         if kind != AWAY:
             self._serve_own_path(why, kind)
         elif self._awaited.add_away(units, why, time.monotonic()):
-            self._answers.say(f"trying again: {why}")
+            _log.info("trying again: %s", why)
 
     def _note_progress(self) -> None:
         self._awaited.move(time.monotonic())

@@ -37,7 +37,10 @@ from bootseer.checkpoint.service.start_options import StartOptions
 from bootseer.checkpoint.versions.pinned import Pinned
 from bootseer.errors import BootseerError
 from bootseer.linux.cgroups import read_memory
+from bootseer.logs import get_logger
 from bootseer.storage.engine.extents import Extents
+
+_log = get_logger(__name__)
 
 
 class MemoryEvents(NamedTuple):
@@ -49,7 +52,6 @@ class MemoryEvents(NamedTuple):
     rank_done: Callable[[], object]  # a rank has its part, or its connection has ended
     taken: Callable[[], object]  # another service has taken it over
     dropped: Callable[[], object]  # before the arena's descriptors are closed
-    say: Callable[[str], object]
 
 
 class NodeMemory:
@@ -64,7 +66,7 @@ class NodeMemory:
         self.pinned: Pinned | None = None  # the version that was prepared last
         self.arena: Arena | None = None
         self._server: ArenaServer | None = None
-        news = FillerNews(self._note, events.moved, events.say, events.filler_ended)
+        news = FillerNews(self._note, events.moved, events.filler_ended)
         self._filler = FillerProcess(selector, fork, news)
         self._offers: OfferedVersions | None = None
         self._room: ArenaRoom | None = None  # of the arena
@@ -254,7 +256,7 @@ class NodeMemory:
             for each in held.values():
                 os.close(each.fd)  # the arena has duplicates
         self.taken_bytes = pinned.size
-        self._events.say("the checkpoint was in this node's memory already (bootseer warm)")
+        _log.info("the checkpoint was in this node's memory already (bootseer warm)")
         return True
 
     def _find_saved(self, pinned: Pinned) -> dict[str, tuple[HeldMemory, list[int]]]:
@@ -302,7 +304,7 @@ class NodeMemory:
             try:
                 warm_arenas.offer(self.pinned.digest, server.address, os.environ)
             except (BootseerError, OSError) as error:
-                self._events.say(f"the checkpoint in memory is not offered to later jobs: {error}")
+                _log.info("the checkpoint in memory is not offered to later jobs: %s", error)
         server.is_used = True
         return arena, server.address
 

@@ -178,6 +178,7 @@ def _serve(connection: socket.socket) -> None:
     try:
         from bootseer.checkpoint.mounting import SourceFiles, default_window_bytes
         from bootseer.checkpoint.opening import Job, open_job
+        from bootseer.logs import sent_to
         from bootseer.mounts.fuse.mounting import Options, mount
 
         threading.Thread(target=serving.listen, daemon=True).start()
@@ -194,7 +195,8 @@ def _serve(connection: socket.socket) -> None:
             print(f"bootseer mount: {line}", file=sys.stderr, flush=True)
 
         try:
-            mount(files, settings["folder"], options=options, on_ready=serving.report_ready, log=tell)
+            with sent_to(tell):
+                mount(files, settings["folder"], options=options, on_ready=serving.report_ready)
         finally:
             files.close()
     except BootseerError as error:

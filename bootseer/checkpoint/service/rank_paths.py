@@ -24,6 +24,9 @@ from bootseer.checkpoint.service.process import MOUNT_NAME, Fork
 from bootseer.checkpoint.service.rank_copy import RankCopy
 from bootseer.checkpoint.service.rank_mount import RankMount
 from bootseer.errors import CheckpointError
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
 
 
 class RankPath(NamedTuple):
@@ -80,7 +83,6 @@ class RankPathProvider:
         folder: str,
         selector: selectors.BaseSelector,
         fork: Fork,
-        say: Callable[[str], object],
         say_alive: Callable[[], object],
         damaged: Callable[[str], object],
     ) -> None:
@@ -88,7 +90,6 @@ class RankPathProvider:
         self._directory = folder
         self._selector = selector
         self._fork = fork
-        self._say = say
         self._say_alive = say_alive
         self._damaged = damaged
         self.peers = ""  # the file of the job's peers
@@ -110,7 +111,7 @@ class RankPathProvider:
                 self._make_links(there, {name: os.path.join(shown.own_directory, name) for name in missing})
             except OSError as error:
                 self.drop_links()
-                self._say(f"warning: links to the checkpoint's files disabled: {error}")
+                _log.warning("links to the checkpoint's files disabled: %s", error)
             else:
                 then(RankPath(shown.path_in(self._links)))
                 return
@@ -170,9 +171,11 @@ class RankPathProvider:
                 moved(os.path.dirname(found.path) if shown.single else found.path)
                 return
             self._is_moving = False
-            self._say(
-                "warning: the checkpoint's memory is not released, because ranks need its files: they cannot be"
-                f" mounted ({why}) or copied to disk ({found.why})"
+            _log.warning(
+                "the checkpoint's memory is not released, because ranks need its files: they cannot be"
+                " mounted (%s) or copied to disk (%s)",
+                why,
+                found.why,
             )
 
         def moved(directory: str) -> None:
@@ -225,7 +228,7 @@ class RankPathProvider:
                 os.symlink(os.path.join(directory, name), temporary)
                 os.rename(temporary, os.path.join(self._links, name))
         except OSError as error:
-            self._say(f"warning: the checkpoint's memory is not released, because ranks need its files: {error}")
+            _log.warning("the checkpoint's memory is not released, because ranks need its files: %s", error)
             return False
         self._is_of_arena = False
         return True
@@ -240,7 +243,7 @@ class RankPathProvider:
     def _start_mount(self, shown: ShownVersion, address: str, then: Callable[[str, str], object]) -> None:
         self._drop_mount()
         directory = os.path.join(self._directory, MOUNT_NAME)
-        self._mount = RankMount(self._selector, directory, then, self._say, self._say_alive, self._damaged)
+        self._mount = RankMount(self._selector, directory, then, _log.line, self._say_alive, self._damaged)
         try:
             self._mount.start(shown.url, shown.version, shown.digest, address)
         except OSError as error:

@@ -23,6 +23,10 @@ from bootseer.checkpoint.service.node_memory import NodeMemory
 from bootseer.checkpoint.service.process import Answers, Fork
 from bootseer.checkpoint.service.start_options import StartOptions
 from bootseer.linux.files import read_regular, replace_file
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
 
 DIRECTORY = "loads"
 MAX_FILE_BYTES = 4 << 20
@@ -141,7 +145,7 @@ class MemoryRelease:
             if made is not None:
                 why = self._recordings.save(files, position, made, complete)
                 if why:
-                    self._answers.say(why)
+                    _log.line(why)
         if complete:
             self._start_copier()
         if not self._options.keeps:

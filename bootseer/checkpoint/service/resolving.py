@@ -28,9 +28,13 @@ from bootseer.checkpoint.versions.pinned import NoCompleteCheckpoint, Pinned
 from bootseer.checkpoint.versions.striped import pin, resolve
 from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.ipc.framing import encode
+from bootseer.logs import get_logger
 from bootseer.storage.paths import redact
 from bootseer.storage.places import why_url_is_invalid
 from bootseer.tuning import current
+
+_log = get_logger(__name__)
+
 
 NOTHING, UNUSABLE, MISPLACED = "none", "unusable", "misplaced"
 PIN_TRIES_S = 10.0  # another node has just seen it: cached listings of this node expire
@@ -49,12 +53,10 @@ class Resolver:
         self,
         selector: selectors.BaseSelector,
         fork: Fork,
-        say: Callable[[str], object],
         say_alive: Callable[[], object],
     ) -> None:
         self._selector = selector
         self._fork = fork
-        self._say = say
         self._say_alive = say_alive
         self._child: Child | None = None
         self._found: Callable[[News], object] | None = None
@@ -109,7 +111,7 @@ class Resolver:
         self._silence_limit_s = time.monotonic() + SILENCE_LIMIT_S
         for news in lines:
             if "waiting" in news:
-                self._say(f"trying again: {news['waiting']}")
+                _log.info("trying again: %s", news["waiting"])
             elif "alive" in news:
                 self._say_alive()
             else:

@@ -63,7 +63,10 @@ from bootseer.checkpoint.service.resolving import News, Resolver, pinned_of
 from bootseer.checkpoint.service.start_options import StartOptions, to_options
 from bootseer.errors import CheckpointError
 from bootseer.ipc.channel import Channel
+from bootseer.logs import get_logger, send_to
 from bootseer.storage.paths import redact
+
+_log = get_logger(__name__)
 
 
 class CheckpointService:
@@ -76,9 +79,13 @@ class CheckpointService:
         self._options = StartOptions()
         self._directory, self._lock_fd = make_directory()
         # For bootrun's requests; the loader has another one: neither may discard the other's answer.
-        self._resolver = Resolver(self._selector, self._fork, self._answers.say, self._answers.say_alive)
+        self._resolver = Resolver(self._selector, self._fork, self._answers.say_alive)
         self._loader = Loader(self._directory, self._selector, self._fork, self._answers)
         self._is_over = False
+
+    def say(self, line: str) -> None:
+        """Report a line to the user; this process logs with it."""
+        self._answers.say(line)
 
     # ---- loop ------------------------------------------------------------------------------------------------
 
@@ -145,9 +152,7 @@ class CheckpointService:
             if "pinned" in news:
                 pinned = pinned_of(news)
                 for why in news.get("damaged") or ():
-                    answers.say(
-                        f"warning: loading an older version, {pinned.version}, as the newest is damaged: {why}"
-                    )
+                    _log.warning("loading an older version, %s, as the newest is damaged: %s", pinned.version, why)
                 passed = list(news.get("passed") or ())
                 answers.send(
                     "resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size, passed=passed
@@ -170,6 +175,7 @@ class CheckpointService:
 
     def _be_child(self) -> None:
         """Close the service's connections in a child: otherwise ranks and bootrun would not see it end."""
+        send_to(None)
         close_inherited(self._selector)
         self._launcher.close()
 
@@ -188,7 +194,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, leave)
     status = 0
     try:
-        CheckpointService(take_streams()).run()
+        service = CheckpointService(take_streams())
+        send_to(service.say)
+        service.run()
     except SystemExit:
         pass
     except CheckpointError as error:

@@ -8,16 +8,20 @@ the list cannot be read, the start is only slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from bootseer import aio
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound
+from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.trust import KeyDirectory, Trust, seal
 from bootseer.trust.owners import has_owners
+
+_log = get_logger(__name__)
+
 
 FORMAT = "bootseer-imports/1"
 PAYLOAD_TYPE = "application/vnd.bootseer.imports.v1+json"
@@ -36,7 +40,7 @@ class HotImports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     modules: Annotated[list[_Name], msgspec.Meta(max_length=MAX_MODULES)]  # in the order of their import
 
 
-async def read(store: Store, tree: str, workload: str, trust: Trust, log: Callable[[str], object]) -> list[str]:
+async def read(store: Store, tree: str, workload: str, trust: Trust) -> list[str]:
     """Read names of modules, of which only the length is checked; [] if there is no trusted list."""
     path = _path(tree, workload)
     try:
@@ -45,13 +49,11 @@ async def read(store: Store, tree: str, workload: str, trust: Trust, log: Callab
     except NotFound:
         return []
     except BootseerError as error:
-        log(f"a list of imports is not used: {error}")
+        _log.info("a list of imports is not used: %s", error)
         return []
 
 
-async def share(
-    store: Store, tree: str, workload: str, modules: Sequence[str], trust: Trust, log: Callable[[str], object]
-) -> bool:
+async def share(store: Store, tree: str, workload: str, modules: Sequence[str], trust: Trust) -> bool:
     """Publish a list if the store has none of this workload and this user would trust it; return whether it did.
 
     Raises: ConfigError for a key that cannot be used; StorageError.
@@ -70,7 +72,7 @@ async def share(
             await store.publish(path, seal(data, PAYLOAD_TYPE, key), if_absent=True)
         except AlreadyExists:
             return False  # another node was faster: its list is not replaced, and not deleted if untrusted
-    if await read(store, tree, workload, trust, log):
+    if await read(store, tree, workload, trust):
         return True
     await store.delete(path)  # else it would prevent others from publishing a trusted one
     return False

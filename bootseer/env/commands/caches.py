@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.env.commands.common import Say, opened
+from bootseer.env.commands.common import opened
 from bootseer.env.compile_cache.directories import KEY_LETTERS, remove_old
 from bootseer.env.compile_cache.document import number_of
 from bootseer.env.compile_cache.store import DIRECTORY, CacheStore, open_caches
@@ -25,11 +25,15 @@ from bootseer.env.store.links import refuse_links
 from bootseer.env.store.store import EnvStore
 from bootseer.errors import BootseerError, Untrusted
 from bootseer.linux.locks import try_lock
+from bootseer.logs import get_logger
 from bootseer.mounts.sandbox.shared import first_step
 from bootseer.storage import Entry, Store
 from bootseer.storage.small_files import list_if_there
 from bootseer.tree.head import is_digest
 from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 AT_ONCE = 8
 
@@ -69,29 +73,27 @@ class CachesCollected(NamedTuple):
 # ---- of a store ----------------------------------------------------------------------------------------------
 
 
-def list_store(url: str, environ: Mapping[str, str], *, say: Say) -> list[StoredCaches]:
+def list_store(url: str, environ: Mapping[str, str]) -> list[StoredCaches]:
     """List all keys, the last used first. Raises: StorageError."""
     trust = Trust.load(environ)
-    with opened(url, say, trust=trust) as envs:
-        found = aio.run_sync(_look(envs, trust, say))
+    with opened(url, trust=trust) as envs:
+        found = aio.run_sync(_look(envs, trust))
     return sorted(found, key=lambda each: (-max(each.used_s, each.made_s), each.key))
 
 
-def collect_store(
-    url: str, environ: Mapping[str, str], *, unused_s: float, is_dry: bool, say: Say
-) -> CachesCollected:
+def collect_store(url: str, environ: Mapping[str, str], *, unused_s: float, is_dry: bool) -> CachesCollected:
     """Remove keys that no start has used for `unused_s`, and files of old generations.
 
     Keys of unknown age stay. A dry run does not count replaced generations.
     Raises: ConfigError for a read-only store; StorageError.
     """
     trust = Trust.load(environ)
-    with opened(url, say, trust=trust) as envs:
+    with opened(url, trust=trust) as envs:
         refuse_web_server(envs.store)
-        return aio.run_sync(_collect(envs, trust, unused_s, is_dry, say))
+        return aio.run_sync(_collect(envs, trust, unused_s, is_dry))
 
 
-async def _look(envs: EnvStore, trust: Trust, say: Say) -> list[StoredCaches]:
+async def _look(envs: EnvStore, trust: Trust) -> list[StoredCaches]:
     await refuse_links(envs.store, DIRECTORY)
     entries = await list_if_there(envs.store, DIRECTORY)
 
@@ -100,7 +102,7 @@ async def _look(envs: EnvStore, trust: Trust, say: Say) -> list[StoredCaches]:
         try:
             await refuse_links(envs.store, directory)
         except Untrusted as error:
-            say(str(error))
+            _log.info("%s", error)
             return None
         async with _of_key(envs, entry.name) as place:
             newest = await CacheStore(place, entry.name, trust).newest()
@@ -136,11 +138,11 @@ async def _of_key(envs: EnvStore, key: str) -> AsyncIterator[Store]:
         await store.aclose()
 
 
-async def _collect(envs: EnvStore, trust: Trust, unused_s: float, is_dry: bool, say: Say) -> CachesCollected:
+async def _collect(envs: EnvStore, trust: Trust, unused_s: float, is_dry: bool) -> CachesCollected:
     now_s = time.time()
     removed: list[str] = []
     freed_bytes = generations = 0
-    for each in sorted(await _look(envs, trust, say)):
+    for each in sorted(await _look(envs, trust)):
         if is_old(each, now_s, unused_s):
             removed.append(each.key)
             freed_bytes += each.size
@@ -156,7 +158,7 @@ async def _collect(envs: EnvStore, trust: Trust, unused_s: float, is_dry: bool, 
                 async with _of_key(envs, each.key) as place:
                     generations += await CacheStore(place, each.key, trust).collect_garbage()
             except BootseerError as error:
-                say(f"{each.key}: replaced generations are kept: {error}")
+                _log.info("%s: replaced generations are kept: %s", each.key, error)
     return CachesCollected(removed, freed_bytes, generations)
 
 

@@ -21,22 +21,26 @@ from bootseer.env.restore.restore import recover
 from bootseer.env.service.look import InstalledEnv, find_in_place, is_current
 from bootseer.env.service.resolving import Resolved, apply_reads, resolve
 from bootseer.env.spec import SetupSpec
+from bootseer.env.store.reads_store import Refused
 from bootseer.env.store.store import MAX_DOCUMENT_BYTES, EnvStore, FoundSnapshot
 from bootseer.env.store_layout import document_path, is_key
 from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError, UsageError
+from bootseer.logs import get_logger
 from bootseer.storage import open_store, redact
 from bootseer.storage.near import directory_of
 from bootseer.storage.small_files import read_small
 from bootseer.tree.head import split_pin
 from bootseer.trust import Trust
 
-Say = Callable[[str], object]  # gets a line for the user
+_log = get_logger(__name__)
+
+
 Progress = Callable[[int, int], object]  # bytes done, and in total
 MIN_LETTERS = 6  # of an abbreviated key
 
 
 @contextmanager
-def opened(url: str, say: Say, *, trust: Trust | None = None, may_be_new: bool = False) -> Iterator[EnvStore]:
+def opened(url: str, *, trust: Trust | None = None, may_be_new: bool = False) -> Iterator[EnvStore]:
     """Open the environment store at a URL, for any number of calls of `aio.run_sync`.
 
     Args: may_be_new: a missing directory is an empty store; else it is taken for a typing error.
@@ -50,7 +54,7 @@ def opened(url: str, say: Say, *, trust: Trust | None = None, may_be_new: bool =
     trusted = Trust.load() if trust is None else trust
 
     async def begin() -> EnvStore:
-        return EnvStore(open_store(split_pin(url)[0]), url, trusted, say=say)
+        return EnvStore(open_store(split_pin(url)[0]), url, trusted)
 
     envs = aio.run_sync(begin())
     try:
@@ -71,22 +75,24 @@ class LocalKey(NamedTuple):
 def local_key(
     spec: SetupSpec,
     environ: Mapping[str, str],
-    say: Say,
     envs: EnvStore | None = None,
     *,
     recovers: bool = False,
+    is_logged: bool = True,
+    refused: Refused | None = None,
 ) -> LocalKey:
     """Return the key of a start now; for targets that have its environment already, the key before set-up.
 
-    Args: say: also gets notes on facts that the key cannot contain. envs: has the lists of set-up reads. recovers:
-    first complete or undo the work of a killed run at the targets.
+    Args: envs: has the lists of set-up reads. recovers: first complete or undo the work of a killed run at the
+    targets. is_logged: also notes on facts that the key cannot contain. refused: gets why items of the store are
+    skipped (default: it is logged).
     Raises: as `make_key` and `recover`; StorageError.
     """
     fresh = make_key(spec, environ)
     if recovers:
         lines = recover(fresh.targets, environ=environ)
         for line in lines:
-            say(line)
+            _log.line(line)
         if lines:
             fresh = make_key(spec, environ)
     here: LocalKey | None = None
@@ -94,44 +100,48 @@ def local_key(
     if there is not None:
         # Another set-up would begin with the present state: then that state counts.
         known = make_key(spec, environ, known_base=there.base)
-        lists = [] if envs is None else aio.run_sync(envs.reads.find(known.guess_key))
+        lists = [] if envs is None else aio.run_sync(envs.reads.find(known.guess_key, refused))
         candidates = apply_reads(
             known, lists if there.reads is None else [there.reads, *lists], known.look(environ)
         )
         for candidate in candidates:
             if is_current(there, candidate, time.time()):
-                found = None if envs is None else aio.run_sync(envs.find(candidate.key, time.time()))
+                found = None if envs is None else aio.run_sync(envs.find(candidate.key, time.time(), refused))
                 here = LocalKey(candidate, there, found, candidates)
                 break
     if here is None:
         resolved = Resolved(fresh, None)
         if envs is not None:
-            resolved = aio.run_sync(resolve(envs, fresh, fresh.look(environ, say), time.time()))
+            resolved = aio.run_sync(
+                resolve(envs, fresh, fresh.look(environ, is_logged=True), time.time(), refused)
+            )
         here = LocalKey(resolved.keyed, None, resolved.found, list(resolved.candidates))
+    if not is_logged:
+        return here
     for note in here.keyed.notes:
-        say(note)
+        _log.line(note)
     if here.keyed.reads is not None and here.keyed.reads.how == GUESSED:
         for note in here.keyed.unknown:
-            say(note)
+            _log.line(note)
     if here.keyed.unpinned:
-        say(unpinned_line(here.keyed.unpinned, here.keyed.max_age_s))
+        _log.line(unpinned_line(here.keyed.unpinned, here.keyed.max_age_s))
     return here
 
 
-def key_of_start(spec: SetupSpec, environ: Mapping[str, str], say: Say) -> Keyed:
+def key_of_start(spec: SetupSpec, environ: Mapping[str, str]) -> Keyed:
     """Return the key of a start now; without a usable store, from the files that commands name.
 
     Raises: as `make_key`.
     """
     directory = directory_of(spec.store) if spec.store else ""
     if not spec.store or (directory and not os.path.isdir(directory)):
-        return local_key(spec, environ, say).keyed
+        return local_key(spec, environ).keyed
     try:
-        with opened(spec.store, say) as envs:
-            return local_key(spec, environ, say, envs).keyed
+        with opened(spec.store) as envs:
+            return local_key(spec, environ, envs).keyed
     except StorageError as error:
-        say(f"warning: environment store disabled: {error}; the key is that of the first guess")
-        return local_key(spec, environ, lambda _: None).keyed
+        _log.warning("environment store disabled: %s; the key is that of the first guess", error)
+        return local_key(spec, environ, is_logged=False).keyed
 
 
 def find_key(envs: EnvStore, text: str) -> str:
@@ -153,12 +163,12 @@ def find_key(envs: EnvStore, text: str) -> str:
     return found[0]
 
 
-def read_document(envs: EnvStore, key: str, say: Say) -> KeyDocument | None:
+def read_document(envs: EnvStore, key: str) -> KeyDocument | None:
     """Read the document of a key, verified by its digest; None if it is missing or a different one."""
     try:
         return load_document(envs, key)
     except (StorageError, IntegrityError) as error:
-        say(f"warning: the document of the key is not used: {error}")
+        _log.warning("the document of the key is not used: %s", error)
         return None
 
 

@@ -12,7 +12,6 @@ from bootseer import aio
 from bootseer.env.commands.common import (
     LocalKey,
     Progress,
-    Say,
     check_document,
     find_key,
     load_document,
@@ -32,8 +31,12 @@ from bootseer.env.store.collecting import GcResult
 from bootseer.env.store.lease import BuilderLease
 from bootseer.env.store.store import EnvStore, FoundSnapshot, ListedKey
 from bootseer.errors import EnvError, IntegrityError, NotFound
+from bootseer.logs import get_logger, sent_to
 from bootseer.tree.verifying import VerificationResult
 from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 MAX_COMPARED = 256  # documents, the newest first
 MAX_GUESSES = 8  # whose lists of reads are fetched
@@ -44,10 +47,10 @@ MAX_NAMED = 10_000  # faults that are listed; all are counted
 # ---- list ----------------------------------------------------------------------------------------------------
 
 
-def list_store(url: str, environ: Mapping[str, str], *, say: Say) -> tuple[list[ListedKey], float]:
+def list_store(url: str, environ: Mapping[str, str]) -> tuple[list[ListedKey], float]:
     """List all keys, the newest first, and the time at which expiry was checked. Raises: StorageError."""
     now_s = time.time()
-    with opened(url, say, trust=Trust.load(environ)) as envs:
+    with opened(url, trust=Trust.load(environ)) as envs:
         listed = aio.run_sync(envs.list(now_s))
     return sorted(listed, key=lambda each: (-_made_s(each), each.key)), now_s
 
@@ -117,25 +120,27 @@ def _few(names: Sequence[str]) -> str:
 _NOTHING = "it has expired, or its builder ended before it was published"
 
 
-def explain(spec: SetupSpec, environ: Mapping[str, str], other: str, *, say: Say) -> StartExplanation:
+def explain(spec: SetupSpec, environ: Mapping[str, str], other: str) -> StartExplanation:
     """Explain the hit or miss of a start now. Args: other: key of the environment to compare, "" for the nearest.
 
     Raises: as `make_key`; NotFound; StorageError.
     """
-    refused: list[str] = []
-    with opened(spec.store, refused.append, trust=Trust.load(environ), may_be_new=True) as envs:
-        here = local_key(spec, environ, say, envs)
+    of_key: list[str] = []
+    of_others: list[str] = []
+    with opened(spec.store, trust=Trust.load(environ), may_be_new=True) as envs:
+        here = local_key(spec, environ, envs, refused=of_key.append)
         keyed, found = here.keyed, here.found
-        of_key, refused[:] = list(refused), []
         documents = []
-        if other:
-            documents = [_document_of(envs, find_key(envs, other))]
-        elif found is None:
-            documents = _documents(envs)
-        others = [] if found is not None else _other_documents(envs, here, documents, environ)
-        seen = aio.run_sync(BuilderLease(envs.store, owner=owner()).look(keyed.key)) if found is None else None
-    for line in refused:  # of other keys
-        say(line)
+        with sent_to(of_others.append):
+            if other:
+                documents = [_document_of(envs, find_key(envs, other))]
+            elif found is None:
+                documents = _documents(envs)
+            others = [] if found is not None else _other_documents(envs, here, documents, environ)
+        leases = BuilderLease(envs.store, owner=owner())
+        seen = aio.run_sync(leases.look(keyed.key, is_logged=False)) if found is None else None
+    for line in of_others:
+        _log.line(line)
     start = keyed.document
     if keyed.reads is None:
         start = others[0] if others else keyed.guess
@@ -190,14 +195,12 @@ class VerifyResult(NamedTuple):
         return self.checked is not None and not self.checked.faults
 
 
-def verify(
-    url: str, keys: Sequence[str], environ: Mapping[str, str], *, say: Say, progress: Progress
-) -> list[VerifyResult]:
+def verify(url: str, keys: Sequence[str], environ: Mapping[str, str], *, progress: Progress) -> list[VerifyResult]:
     """Verify all blocks in the store, without caches. `keys`: full or abbreviated; none: all usable ones.
 
     Raises: EnvError for a key without an environment; StorageError if the store cannot be read at all.
     """
-    with opened(url, say, trust=Trust.load(environ)) as envs:
+    with opened(url, trust=Trust.load(environ)) as envs:
         now_s = time.time()
         chosen = [find_key(envs, each) for each in keys]
         if not keys:
@@ -228,11 +231,10 @@ def collect(
     max_bytes: int | None,
     unused_s: float | None,
     is_dry: bool,
-    say: Say,
 ) -> GcResult:
     """Collect garbage. Args: max_bytes: of all trees; unused_s: maximum time since the last use. None: no limit.
 
     Raises: ConfigError for a read-only store; StorageError.
     """
-    with opened(url, say, trust=Trust.load(environ)) as envs:
+    with opened(url, trust=Trust.load(environ)) as envs:
         return aio.run_sync(envs.gc(max_bytes, unused_s, time.time(), is_dry=is_dry))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.counted import counted
-from bootseer.env.commands.common import Say, find_key, local_key, opened, read_document, shown
+from bootseer.env.commands.common import find_key, local_key, opened, read_document, shown
 from bootseer.env.key.document import KeyDocument
 from bootseer.env.key.explain import shown as plain
 from bootseer.env.key.targets import check_target
@@ -26,8 +26,12 @@ from bootseer.env.store.env_tree import StoredTree
 from bootseer.env.store.snapshot import Snapshot
 from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.errors import ConfigError, EnvError, IntegrityError
+from bootseer.logs import get_logger
 from bootseer.tree.index import Index
 from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 Count = Callable[[int, int], None]  # more bytes and files
 _VENV = b"pyvenv.cfg"
@@ -43,24 +47,22 @@ class RestoreResult(NamedTuple):
 
 
 def restore_key(
-    url: str, text: str, to: Sequence[str], environ: Mapping[str, str], *, say: Say, count: Count
+    url: str, text: str, to: Sequence[str], environ: Mapping[str, str], *, count: Count
 ) -> RestoreResult:
     """Restore a key, or its first letters. `to`: absolute directories, one for each target; none: the targets.
 
     Raises: EnvError if there is none; ConfigError, StorageError, IntegrityError.
     """
-    with opened(url, say, trust=Trust.load(environ)) as envs:
+    with opened(url, trust=Trust.load(environ)) as envs:
         key = find_key(envs, text)
         found = _find(envs, key, f"`bootseer env list --env-store {shown(url)}` lists the environments")
-        return _put(envs, found, read_document(envs, key, say), to, environ, say, count, is_of_here=False)
+        return _put(envs, found, read_document(envs, key), to, environ, count, is_of_here=False)
 
 
-def restore_spec(
-    spec: SetupSpec, to: Sequence[str], environ: Mapping[str, str], *, say: Say, count: Count
-) -> RestoreResult:
+def restore_spec(spec: SetupSpec, to: Sequence[str], environ: Mapping[str, str], *, count: Count) -> RestoreResult:
     """Restore the environment of a start now. Raises: as `restore_key`."""
-    with opened(spec.store, say, trust=Trust.load(environ)) as envs:
-        here = local_key(spec, environ, say, envs, recovers=True)
+    with opened(spec.store, trust=Trust.load(environ)) as envs:
+        here = local_key(spec, environ, envs, recovers=True)
         keyed, there, found = here.keyed, here.there, here.found
         if found is None:
             found = _find(envs, keyed.key, "`bootseer env explain` with the same flags shows why")
@@ -70,7 +72,7 @@ def restore_spec(
                 " directory, or name another one with --to"
             )
         # The key covers the state of the targets, so the environment fits on top of it.
-        return _put(envs, found, keyed.document, to, environ, say, count, is_of_here=not to, reads=keyed.reads)
+        return _put(envs, found, keyed.document, to, environ, count, is_of_here=not to, reads=keyed.reads)
 
 
 def _find(envs: EnvStore, key: str, way_out: str) -> FoundSnapshot:
@@ -86,7 +88,6 @@ def _put(
     document: KeyDocument | None,
     to: Sequence[str],
     environ: Mapping[str, str],
-    say: Say,
     count: Count,
     *,
     is_of_here: bool,
@@ -102,14 +103,14 @@ def _put(
         )
     targets = [check_target(each, environ, envs.url) for each in to or snapshot.targets]
     for line in recover(targets, environ=environ):
-        say(line)
+        _log.line(line)
     index = aio.run_sync(envs.open(snapshot)).index
     _check_began(snapshot, document, index, targets)
     if not is_of_here:
         _check_markers(snapshot, targets, environ)
     done = restore(
         snapshot,
-        StoredTree(envs.tree_url(snapshot), snapshot.tree, environ=environ, log=lambda text: (say(text), None)[1]),
+        StoredTree(envs.tree_url(snapshot), snapshot.tree, environ=environ),
         targets=targets,
         base=document.base if document is not None else {},
         reads=reads,
@@ -119,7 +120,7 @@ def _put(
         wait_s=60.0,
     )
     for line in (*done.failures, *done.notes):
-        say(line)
+        _log.line(line)
     aio.run_sync(envs.touch(found, time.time(), document.guess if document is not None else ""))
     return RestoreResult(snapshot.key, found, targets, done.how, done.took_s, dict(done.skipped))
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.env.capture import pip_bytecode
 from bootseer.env.capture.capture import Built, Capture
-from bootseer.env.commands.common import Say, local_key, opened, owner
+from bootseer.env.commands.common import local_key, opened, owner
 from bootseer.env.exec_place import HERE
 from bootseer.env.key.document import encode
 from bootseer.env.key.keying import Keyed
@@ -32,8 +32,12 @@ from bootseer.env.store.lease import BuilderLease, Lease, WaitResult, renewing
 from bootseer.env.store.store import EnvStore, FoundSnapshot, PublishedSnapshot
 from bootseer.errors import BootseerError, EnvError, SetupFailed
 from bootseer.linux.cgroups import usable_cores
+from bootseer.logs import get_logger
 from bootseer.trust import SigningKey, Trust
 from bootseer.trust.trust import Signing
+
+_log = get_logger(__name__)
+
 
 Count = Callable[[int, int], None]  # more bytes and files
 
@@ -62,7 +66,6 @@ def snapshot(
     options: SnapshotOptions,
     environ: Mapping[str, str],
     *,
-    say: Say,
     on_line: Callable[[str], object],
     count: Count,
 ) -> SnapshotResult:
@@ -72,8 +75,8 @@ def snapshot(
     """
     trust = Trust.load(environ)
     signing = options.signing.key(trust)
-    with opened(spec.store, say, trust=trust, may_be_new=True) as envs:
-        here = local_key(spec, environ, say, envs, recovers=True)
+    with opened(spec.store, trust=trust, may_be_new=True) as envs:
+        here = local_key(spec, environ, envs, recovers=True)
         keyed, there, known = here.keyed, here.there, here.found
         if known is not None and not options.rebuilds:
             return SnapshotResult(keyed, known, False, 0.0, 0.0, 0, is_in_place=there is not None)
@@ -96,10 +99,12 @@ def snapshot(
                 return None
             return resolved
 
-        leases = BuilderLease(envs.store, owner=owner(), say=say)
+        leases = BuilderLease(envs.store, owner=owner())
         seen = aio.run_sync(leases.look(keyed.key))
         if seen is not None and seen.is_working:
-            say(f"waiting at most {spec.wait_s:g} s for {seen.holder.owner}, which is building the snapshot")
+            _log.info(
+                "waiting at most %g s for %s, which is building the snapshot", spec.wait_s, seen.holder.owner
+            )
         taken = aio.run_sync(leases.acquire(keyed.key, until, spec.wait_s))
         if isinstance(taken, WaitResult):
             resolved = taken.found
@@ -108,13 +113,13 @@ def snapshot(
         if not isinstance(taken, Lease):
             raise EnvError(taken.why)
         with renewing(taken) as lease, exclusive_at(keyed.targets, environ=environ, wait_s=spec.wait_s):
-            again = local_key(spec, environ, lambda _: None)
+            again = local_key(spec, environ, is_logged=False)
             key = with_reads_of(keyed, again.keyed, again.keyed.look(environ)).key
             if key != keyed.key or again.there is not None:
                 raise EnvError(f"{', '.join(keyed.targets)}: another job has changed it meanwhile; run this again")
             if unclean := why_unclean(keyed.targets, environ):
                 raise EnvError(unclean)
-            making = _SnapshotBuilder(spec, keyed, environ, envs, lease, say)
+            making = _SnapshotBuilder(spec, keyed, environ, envs, lease)
             return making.run(options, signing, replaces, on_line, count)
 
 
@@ -128,10 +133,9 @@ class _SnapshotBuilder:
         environ: Mapping[str, str],
         envs: EnvStore,
         lease: Lease,
-        say: Say,
     ) -> None:
         self._spec, self._keyed, self._environ = spec, keyed, environ
-        self._envs, self._lease, self._say = envs, lease, say
+        self._envs, self._lease = envs, lease
 
     def run(
         self,
@@ -157,7 +161,7 @@ class _SnapshotBuilder:
         environ = setup_environ(self._environ, keyed.targets)
         planned = plan(keyed, spec, environ, [log_path])
         for note in planned.notes:
-            self._say(note)
+            _log.line(note)
         of_pip = pip_bytecode.variables(spec.commands, environ, HERE, only_installs=keyed.only_installs)
         self._lease.tell("running set-up commands")
         try:
@@ -178,11 +182,11 @@ class _SnapshotBuilder:
         _throw_away(log_path, options)
         ended_s = time.monotonic()
         if ran.left_running:
-            self._say(f"set-up left processes running, which Bootseer ended: {', '.join(ran.left_running[:5])}")
+            _log.info("set-up left processes running, which Bootseer ended: %s", ", ".join(ran.left_running[:5]))
         if of_pip:
             installed = (keyed.targets, planned.began_ns, spec.python, usable_cores(), self._environ, HERE)
             if why := pip_bytecode.compile_installed(*installed):
-                self._say(f"warning: not all packages of pip could be compiled: {why}")
+                _log.warning("not all packages of pip could be compiled: %s", why)
         changes = capture.end()
         decided = decide(keyed, spec, self._environ, planned, ran.watched)
         changed = why_changed(keyed, spec, self._environ, is_watched=decided.is_watched) or decided.why_not
@@ -192,14 +196,14 @@ class _SnapshotBuilder:
                 f"{changed}, so its result is not published; recreate the directory, and run this again"
             )
         for note in decided.notes:
-            self._say(note)
+            _log.line(note)
         if decided.keyed.key != keyed.key:
             replaces = 0
         keyed = self._keyed = decided.keyed
         if changes.is_empty:
-            self._say(
-                f"warning: set-up changed nothing in {', '.join(keyed.targets)}; if it installs elsewhere, name"
-                " that directory with --setup-target"
+            _log.warning(
+                "set-up changed nothing in %s; if it installs elsewhere, name that directory with --setup-target",
+                ", ".join(keyed.targets),
             )
         self._lease.tell("compressing and uploading")
         built = capture.build(
@@ -225,13 +229,13 @@ class _SnapshotBuilder:
     def _tell(self, built: Built) -> None:
         facts = built.facts
         for line in facts.notes:
-            self._say(line)
+            _log.line(line)
         if facts.left_out:
-            self._say(f"warning: left out, as all users of the store could read it: {_few(facts.left_out)}")
+            _log.warning("left out, as all users of the store could read it: %s", _few(facts.left_out))
         if facts.outside:
-            self._say(f"warning: written outside the targets, so not in the snapshot: {_few(facts.outside)}")
+            _log.warning("written outside the targets, so not in the snapshot: %s", _few(facts.outside))
         if facts.required:
-            self._say(f"other nodes need this at the same path: {_few(facts.required)}")
+            _log.info("other nodes need this at the same path: %s", _few(facts.required))
 
     def _mark(self, found: FoundSnapshot, capture: Capture) -> None:
         """Mark the targets as set up for the next start here. This is only an optimization."""
@@ -247,7 +251,7 @@ class _SnapshotBuilder:
                 found.snapshot.expires_s,
             )
         except BootseerError as error:
-            self._say(f"warning: this node is not marked as set up: {error}")
+            _log.warning("this node is not marked as set up: %s", error)
             return
         sync_later(keyed.targets, self._environ)
 

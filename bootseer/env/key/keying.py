@@ -128,9 +128,9 @@ class Keyed:
         made.unpinned, made.max_age_s = unpinned, max_age_s
         return made
 
-    def look(self, environ: Mapping[str, str], say: Callable[[str], object] = lambda _: None) -> ReadStates:
-        """Return a view of the files on this node that set-up reads."""
-        return ReadStates(self._cwd, environ, self.excluded, say)
+    def look(self, environ: Mapping[str, str], *, is_logged: bool = False) -> ReadStates:
+        """Return a view of the files on this node that set-up reads. Args: is_logged: that they are large."""
+        return ReadStates(self._cwd, environ, self.excluded, is_logged=is_logged)
 
     def with_reads(self, reads: Reads, now: ReadStates) -> Keyed:
         """Return the key for a list of reads and their state on this node. Raises: KeyUnknown if too large."""

@@ -13,7 +13,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from bootseer.env.parse.redaction import redact_text
 from bootseer.env.reads import read_list as kinds
@@ -22,6 +22,10 @@ from bootseer.env.reads.directory_digest import ARCHIVES, END_BYTES, MAX_BYTES, 
 from bootseer.env.reads.read_list import Reads, label
 from bootseer.errors import KeyUnknown
 from bootseer.linux.child_processes import run_limited
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
 
 REPORTED_BYTES = 1 << 30  # reading this much or more is reported to the user
 MAX_SETTINGS_BYTES = 1 << 20
@@ -40,24 +44,22 @@ _MODULES = sys.stdlib_module_names | {
     *("distutils", "_distutils_hack", "sitecustomize", "usercustomize", "build", "virtualenv"),
 }
 
-Say = Callable[[str], object]
-
 
 class ReadStates:
     """A sample of this node; each state is read once.
 
     Args: excluded: resolved directories whose names do not count, nor those of their parents: targets, the store.
-        environ: for home and cache.
+        environ: for home and cache. is_logged: that the files are large.
     """
 
     def __init__(
-        self, cwd: str, environ: Mapping[str, str], excluded: Collection[str] = (), say: Say = lambda _: None
+        self, cwd: str, environ: Mapping[str, str], excluded: Collection[str] = (), *, is_logged: bool = False
     ) -> None:
         self.cwd = os.path.realpath(cwd)
         self.home = os.path.realpath(environ["HOME"]) if environ.get("HOME", "").startswith("/") else ""
         self._excluded = frozenset(above for each in excluded for above in _with_above(each))
         self._cache = DigestCache(environ)
-        self._say = say
+        self._is_logged = is_logged
         self._left_bytes = MAX_BYTES
         self._read_bytes = 0
         self._known: dict[tuple[str, str], str] = {}
@@ -145,8 +147,8 @@ class ReadStates:
                 f"{path}: set-up reads more than {MAX_BYTES / 1e9:g} GB of files, which cannot be read at each "
                 "start; do not read data in set-up"
             )
-        if self._read_bytes < REPORTED_BYTES <= self._read_bytes + size:
-            self._say("reading more than 1 GB of files that set-up reads, to detect changes")
+        if self._is_logged and self._read_bytes < REPORTED_BYTES <= self._read_bytes + size:
+            _log.info("reading more than 1 GB of files that set-up reads, to detect changes")
         self._read_bytes += size
 
     def _above(self, name: str) -> str:

@@ -26,6 +26,10 @@ from bootseer.env.store.lease import BuilderLease, LeaseUnavailable, WaitEnded, 
 from bootseer.env.store.lease_record import FAILED
 from bootseer.env.store.store import FoundSnapshot
 from bootseer.errors import BootseerError
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
 
 GIVE_UP_S = 0.4  # for the release of the lease, before this process ends
 
@@ -60,7 +64,7 @@ class Builder:
                 job.unpublished("it is in place already")
                 return
             if why_not:
-                job.say(f"warning: {why_not}; the result of set-up is not stored")
+                _log.warning("%s; the result of set-up is not stored", why_not)
                 self._runner.run(publishes=False)
                 job.unpublished(why_not)
                 return
@@ -72,7 +76,7 @@ class Builder:
                 job.tell("found", tree=found.snapshot.tree)
                 return
             if not isinstance(outcome, Lease):
-                job.say(f"set-up runs on this node: {outcome}")
+                _log.info("set-up runs on this node: %s", outcome)
                 self._runner.run(publishes=False)
                 job.unpublished(outcome)
                 return
@@ -115,7 +119,7 @@ class Builder:
         if store is None:
             return "no environment store is set"
         owner = f"{socket.gethostname()} (pid {os.getpid()})"
-        leases = BuilderLease(store.store, owner=owner, say=self._job.say)
+        leases = BuilderLease(store.store, owner=owner)
         now = looked.keyed.look(self._job.environ)
 
         async def find() -> Resolved | None:
@@ -155,13 +159,12 @@ class Builder:
                 setup_s,
                 job.environ,
                 is_urgent=is_urgent,
-                say=job.say,
                 replaces=replaces,
             )
         except BootseerError as error:
             aio.run_sync(lease.release(FAILED, "the result of set-up could not be published"))
             job.unpublished(str(error))
-            job.say(f"warning: the environment is not stored, and the next start runs set-up again: {error}")
+            _log.warning("the environment is not stored, and the next start runs set-up again: %s", error)
         else:
             self._made = published.made
             job.tell("published", tree=published.tree)
@@ -182,7 +185,7 @@ class Builder:
 
         touched = (AccessedFile(path, ranges) for path, ranges in files)
         try:
-            if share(store, made, touched, imports, workload_key(*job.order["workload"]), job.say):
-                job.say("the access trace of the environment is published for other nodes")
+            if share(store, made, touched, imports, workload_key(*job.order["workload"])):
+                _log.info("the access trace of the environment is published for other nodes")
         except (BootseerError, OSError, TypeError, ValueError) as error:
-            job.say(f"warning: the access trace of the environment is not published for other nodes: {error}")
+            _log.warning("the access trace of the environment is not published for other nodes: %s", error)

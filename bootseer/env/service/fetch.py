@@ -25,6 +25,7 @@ from bootseer.env.store.admissible import find_target_mismatch
 from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.env.store_layout import below, tree_directory
 from bootseer.errors import BootseerError, ConfigError, IntegrityError, StorageError, StorageTimeout
+from bootseer.logs import get_logger
 from bootseer.storage.paths import redact
 from bootseer.tree.head import split_pin
 from bootseer.tree.index import PACKS
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from bootseer.env.service.look import InstalledEnv
     from bootseer.env.store.env_tree import StoredTree
     from bootseer.mounts.sandbox.process import ImageSandbox
+
+_log = get_logger(__name__)
+
 
 BUSY_S = 10.0  # after that, another node is assumed to be at the same directory on a shared file system
 FIND_TRIES, FIND_PAUSE_S = 20, 0.25  # for a tree that another node has just published
@@ -115,9 +119,7 @@ class Fetcher:
         looked = self._job.known()
         assert looked.store is not None
         url = below(split_pin(looked.store.url)[0], tree_directory(found.snapshot.key))
-        tree = StoredTree(
-            url, found.snapshot.tree, environ=self._job.environ, peers=self._job.peers, log=self._job.say
-        )
+        tree = StoredTree(url, found.snapshot.tree, environ=self._job.environ, peers=self._job.peers)
         if tree.has_peers:
             self._job.tell("origin", url=tree.store_url, folders=[PACKS])
         return tree
@@ -193,7 +195,7 @@ class Fetcher:
         for failure in done.failures:
             self._job.fell_back(failure)
         for note in done.notes:
-            self._job.say(note)
+            _log.line(note)
         if not is_shown:
             self._wait_for_show(snapshot.tree)
         if done.how == restore.UNPACK:
@@ -219,7 +221,7 @@ class Fetcher:
 
             opened = open_store(tree.store_url)
             try:
-                return await hot_imports.read(opened, tree.digest, workload, store.trust, self._job.say)
+                return await hot_imports.read(opened, tree.digest, workload, store.trust)
             finally:
                 await opened.aclose()
 
@@ -227,7 +229,7 @@ class Fetcher:
             try:
                 read.extend(aio.run_sync(ask()))
             except BootseerError as error:
-                self._job.say(f"warning: imports of earlier starts are unknown: {error}")
+                _log.warning("imports of earlier starts are unknown: %s", error)
 
         thread = threading.Thread(target=run, name="hot-imports", daemon=True)
         thread.start()
@@ -268,7 +270,7 @@ class Fetcher:
             try:
                 self._mounted.end_start()
             except BootseerError as error:
-                self._job.say(f"warning: the access trace of the environment is not recorded: {error}")
+                _log.warning("the access trace of the environment is not recorded: %s", error)
 
     def unmount(self) -> None:
         """Unmount the environment, if mounted."""

@@ -22,11 +22,14 @@ from bootseer.env.service.look import LookupResult
 from bootseer.env.service.mount import end_spares
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import BootseerError, StorageTimeout
+from bootseer.logs import get_logger
 from bootseer.mounts.sandbox.enter import CANNOT_ENTER
 from bootseer.mounts.sandbox.shared import of_node
 
 if TYPE_CHECKING:
     from bootseer.env.connection import Connection
+
+_log = get_logger(__name__)
 
 
 class Job:
@@ -117,12 +120,12 @@ class Job:
             notes = stack.enter_context(restore.exclusive_at(targets, environ=self.environ, wait_s=max_s))
             self.on_wait(False)
         for note in notes:
-            self.say(note)
+            _log.line(note)
 
     def on_wait(self, is_waiting: bool) -> None:
         """Report that waiting for another process begins (True) or ends."""
         if is_waiting:
-            self.say("waiting for another process that is modifying the environment")
+            _log.info("waiting for another process that is modifying the environment")
         self.tell("waiting" if is_waiting else "waited")
 
     # ---- answers to bootrun -------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ class Job:
     def fell_back(self, why: str) -> None:
         """Report a fallback, which the user sees as a line, too."""
         if self._connection.is_gone:
-            self.say(why)
+            _log.line(why)
         else:
             self.tell("fell-back", why=why)
 
@@ -192,7 +195,7 @@ class Job:
             try:
                 self._used = UsedDirectory(directory)
             except BootseerError as error:
-                self.say(f"{directory}: may be removed while ranks use it: {error}")
+                _log.info("%s: may be removed while ranks use it: %s", directory, error)
         return self._used
 
     def unpublished(self, why: str) -> None:

@@ -26,13 +26,16 @@ from bootseer.env.service.unclean import why_unclean
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.errors import BootseerError, ConfigError, KeyUnknown, NoSuchLocation, StorageTimeout
+from bootseer.logs import get_logger
 from bootseer.storage import open_store
 from bootseer.storage.paths import redact
 from bootseer.storage.places import check_url
 from bootseer.tree.index import Index
 from bootseer.trust import Trust
 
-Say = Callable[[str], object]
+_log = get_logger(__name__)
+
+
 OnWait = Callable[[bool], object]
 
 
@@ -68,10 +71,9 @@ class LookupResult(NamedTuple):
 def look_up(
     spec: SetupSpec,
     environ: Mapping[str, str],
-    say: Say,
     wait_s: float,
     on_wait: OnWait = lambda _: None,
-    fell_back: Say | None = None,
+    fell_back: Callable[[str], object] | None = None,
     used: UsedDirectory | None = None,
     damaged: str = "",
 ) -> LookupResult:
@@ -79,31 +81,33 @@ def look_up(
 
     Args: wait_s: maximum time to wait for another process at the targets. on_wait: called with True when a wait
         begins, and with False when it ends. fell_back: receives why a stored environment cannot be used (default:
-        `say`). used: a directory of Bootseer that the job uses. damaged: a damaged tree of the store; a node that
-        has it in place cannot build it again.
+        it is logged). used: a directory of Bootseer that the job uses. damaged: a damaged tree of the store; a
+        node that has it in place cannot build it again.
     Raises: KeyUnknown, LaunchError, StorageError if the lookup fails; StorageTimeout if another process is at the
         targets; ConfigError: no environment is possible; NoSuchLocation: no such store.
     """
     guessed = list(spec.targets) or default_targets(spec.python)
     lists = _StoredReadsOf(spec, environ)
-    now = _keyed(spec, environ, guessed, say, wait_s, on_wait, used, lists)
+    now = _keyed(spec, environ, guessed, wait_s, on_wait, used, lists)
     if {os.path.realpath(each) for each in now.keyed.targets} != {os.path.realpath(each) for each in guessed}:
         # its environment is elsewhere
-        now = _keyed(spec, environ, now.keyed.targets, say, wait_s, on_wait, used, lists)
+        now = _keyed(spec, environ, now.keyed.targets, wait_s, on_wait, used, lists)
     keyed, there, expected, unclean = now
     for note in keyed.notes:
-        say(note)
+        _log.line(note)
     if keyed.unpinned:
-        say(unpinned_line(keyed.unpinned, keyed.max_age_s))
+        _log.line(unpinned_line(keyed.unpinned, keyed.max_age_s))
     if not spec.store:
         return LookupResult(keyed, None, None, there, "--env-store is not set", expected, unclean)
     refused: list[str] = []
     try:
-        store = open_env_store(spec.store, environ, say)
+        store = open_env_store(spec.store, environ)
         if there is not None:
             found = aio.run_sync(store.find(keyed.key, time.time(), refused.append))
         else:
-            resolved = aio.run_sync(resolve(store, keyed, keyed.look(environ, say), time.time(), refused.append))
+            resolved = aio.run_sync(
+                resolve(store, keyed, keyed.look(environ, is_logged=True), time.time(), refused.append)
+            )
             keyed, found = resolved.keyed, resolved.found
         if found is None and not refused:
             aio.run_sync(check_url(spec.store))
@@ -111,35 +115,36 @@ def look_up(
         raise NoSuchLocation(f"--env-store {error}") from error
     except BootseerError as error:
         for line in refused:
-            say(line)
-        (fell_back or say)(f"the environment store cannot be used: {error}")
+            _log.info("%s", line)
+        (fell_back or _log.info)(f"the environment store cannot be used: {error}")
         is_silent = isinstance(error, StorageTimeout)
         return LookupResult(keyed, None, None, there, str(error), expected, unclean, is_silent)
     for note in keyed.unknown if keyed.reads is not None and keyed.reads.how == GUESSED else ():
-        say(note)
+        _log.line(note)
     for line in refused:
-        (say if found is not None or there is not None else fell_back or say)(line)
+        (_log.info if found is not None or there is not None else fell_back or _log.info)(line)
     has_other = found is not None
     if found is not None and there is not None and there.tree != found.snapshot.tree:
         # Dependencies may have other versions even if packages are pinned; both environments would be mixed.
         if there.tree:
-            say(
-                f"{', '.join(keyed.targets)}: has another environment of this key than the store, and it is"
-                " used; recreate the directory to use the store's"
+            _log.info(
+                "%s: has another environment of this key than the store, and it is used; recreate the"
+                " directory to use the store's",
+                ", ".join(keyed.targets),
             )
         found = None
     cannot = ""
     if there is not None and (found is None or (damaged and found.snapshot.tree == damaged)):
         cannot = "it is in place already, so the changes of set-up are unknown"
         if not has_other:
-            say(not_in_store_line(keyed, store))
+            _log.line(not_in_store_line(keyed, store))
     elif not store.store.features.creates_if_absent:
         cannot = "this store cannot create a file exactly once"
         if found is None:
-            say(f"warning: {redact(store.url)}: publishing disabled: {cannot}; each node installs on its own")
+            _log.warning("%s: publishing disabled: %s; each node installs on its own", redact(store.url), cannot)
     elif unclean and found is None:
         cannot = unclean
-        say(f"warning: {cannot}; the result of set-up is not stored")
+        _log.warning("%s; the result of set-up is not stored", cannot)
     return LookupResult(keyed, store, found, there, cannot, expected, unclean)
 
 
@@ -171,7 +176,6 @@ def _keyed(
     spec: SetupSpec,
     environ: Mapping[str, str],
     targets: list[str],
-    say: Say,
     wait_s: float,
     on_wait: OnWait,
     used: UsedDirectory | None,
@@ -188,7 +192,7 @@ def _keyed(
     except ConfigError as error:
         raise KeyUnknown(str(error)) from error  # exclusive access is not possible there
     for note in notes:
-        say(note)
+        _log.line(note)
     return _key_now(spec, environ, targets, used, lists)
 
 
@@ -203,8 +207,8 @@ class _StoredReadsOf:
         if not self._spec.store:
             return []
         try:
-            store = open_env_store(self._spec.store, self._environ, lambda _: None)
-            return aio.run_sync(store.reads.find(guess))
+            store = open_env_store(self._spec.store, self._environ)
+            return aio.run_sync(store.reads.find(guess, lambda _: None))
         except BootseerError:
             return []
 
@@ -244,12 +248,12 @@ def default_targets(python: str) -> list[str]:
     return [prefix] if python and has_own else []
 
 
-def open_env_store(url: str, environ: Mapping[str, str], say: Say) -> EnvStore:
+def open_env_store(url: str, environ: Mapping[str, str]) -> EnvStore:
     """Open an environment store. Raises: ConfigError."""
     trust = Trust.load(environ)
 
     async def begin() -> EnvStore:
-        return EnvStore(open_store(url), url, trust, say=say)
+        return EnvStore(open_store(url), url, trust)
 
     return aio.run_sync(begin())
 

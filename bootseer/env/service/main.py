@@ -44,11 +44,13 @@ def main() -> None:
     begin_spares(order)
     sandbox = fork_sandbox() if "mount" in order["ways"] else None
     from bootseer.env.service.work import EnvService
+    from bootseer.logs import send_to
 
     if sandbox is not None:
         import_module("bootseer.env.restore.mounted")  # imported while no process waits for it
 
     work = EnvService(order, connection, sandbox)
+    send_to(work.say)
 
     def on_gone() -> None:
         if not work.is_publishing:

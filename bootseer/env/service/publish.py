@@ -7,7 +7,7 @@ other nodes of the job wait for it, if at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
@@ -20,8 +20,12 @@ from bootseer.env.service.look import LookupResult, mark
 from bootseer.env.store.lease import Lease, LeaseUnavailable
 from bootseer.env.store.snapshot import Snapshot, listed
 from bootseer.errors import BootseerError, ConfigError
+from bootseer.logs import get_logger
 from bootseer.storage.paths import redact
 from bootseer.tree.index import Index
+
+_log = get_logger(__name__)
+
 
 MAX_NAMED = 5
 
@@ -48,7 +52,6 @@ def publish(
     environ: Mapping[str, str],
     *,
     is_urgent: bool,
-    say: Callable[[str], object],
     replaces: int = 0,
 ) -> PublishResult:
     """Publish an environment. Return what is in the store now.
@@ -77,21 +80,24 @@ def publish(
         raise ConfigError(published.why)
     facts = built.facts
     for note in facts.notes:
-        say(note)
+        _log.line(note)
     if facts.left_out:
         named = ", ".join(facts.left_out[:MAX_NAMED])
-        say(f"warning: left out of the environment, as they look like credentials or are not files: {named}")
+        _log.warning("left out of the environment, as they look like credentials or are not files: %s", named)
     if not published.is_ours:
-        say("the environment was published by another node meanwhile")
+        _log.info("the environment was published by another node meanwhile")
         return PublishResult(published.found.snapshot.tree, None)
     try:
         mark(capture.left(), keyed.key, snapshot.tree, keyed.document.base, environ, reads, snapshot.expires_s)
         sync_later(keyed.targets, environ)
     except BootseerError as error:  # it is in the store
-        say(f"warning: this node is not marked as set up: {error}")
-    say(
-        f"the environment is stored: {counted(facts.files, 'file')}, {facts.bytes / 1e6:.0f} MB, published in "
-        f"{time.monotonic() - began_s:.1f} s; the next start fetches it from {redact(store.url)}"
+        _log.warning("this node is not marked as set up: %s", error)
+    _log.info(
+        "the environment is stored: %s, %.0f MB, published in %.1f s; the next start fetches it from %s",
+        counted(facts.files, "file"),
+        facts.bytes / 1e6,
+        time.monotonic() - began_s,
+        redact(store.url),
     )
     return PublishResult(snapshot.tree, PublishedTree(keyed.key, snapshot.tree, built.tree.tree, keyed.targets))
 

@@ -5,17 +5,16 @@ In: the store, the key without reads, a sample of this node. Out: the key, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.env.key.keying import Keyed
 from bootseer.env.reads.current_state import ReadStates
 from bootseer.env.reads.read_list import Reads
+from bootseer.env.store.reads_store import Refused
 from bootseer.env.store.store import EnvStore, FoundSnapshot
 from bootseer.errors import KeyUnknown
-
-Say = Callable[[str], object]
 
 
 class Resolved(NamedTuple):
@@ -27,9 +26,12 @@ class Resolved(NamedTuple):
 
 
 async def resolve(
-    store: EnvStore, keyed: Keyed, now: ReadStates, now_s: float, refused: Say | None = None
+    store: EnvStore, keyed: Keyed, now: ReadStates, now_s: float, refused: Refused | None = None
 ) -> Resolved:
-    """Select an environment. Args: now_s: since the epoch. refused: gets skipped items. Raises: StorageError."""
+    """Select an environment. Raises: StorageError.
+
+    Args: now_s: since the epoch. refused: gets why items are skipped (default: it is logged).
+    """
     lists = await store.reads.find(keyed.guess_key, refused)
     candidates = tuple(await aio.run_io(apply_reads, keyed, lists, now))
     for candidate in candidates:

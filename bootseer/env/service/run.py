@@ -23,7 +23,11 @@ from bootseer.env.service.plain import error_line, plain_targets
 from bootseer.env.service.unclean import begin_setup, end_setup, why_changed
 from bootseer.errors import BootseerError, StorageTimeout
 from bootseer.linux.cgroups import usable_cores
+from bootseer.logs import get_logger
 from bootseer.mounts.sandbox.shared import of_node
+
+_log = get_logger(__name__)
+
 
 MAX_NAMED = 5
 
@@ -53,19 +57,21 @@ class Runner:
         capture = self._begin(environ)
         planned = plan(keyed, spec, environ, [job.log_path, *job.order["own"]])
         for note in planned.notes:
-            job.say(note)
+            _log.line(note)
         look_s = time.monotonic() - began_s
         of_pip = pip_bytecode.variables(spec.commands, environ, job.inside, only_installs=keyed.only_installs)
         done = self._run_commands(environ | of_pip, planned)
         if of_pip and (why := self._compile(planned, environ)):
-            job.say(f"warning: compiling after set-up disabled: {why}; each rank compiles what it imports")
+            _log.warning("compiling after set-up disabled: %s; each rank compiles what it imports", why)
         if done.left_running:
-            job.say(f"set-up left processes running, which were ended: {', '.join(done.left_running[:MAX_NAMED])}")
+            _log.info(
+                "set-up left processes running, which were ended: %s", ", ".join(done.left_running[:MAX_NAMED])
+            )
         changes: Changes | None = None
         decided = decide(keyed, spec, job.environ, planned, done.watched)
         changed = why_changed(keyed, spec, job.environ, is_watched=decided.is_watched) or decided.why_not
         for note in decided.notes:
-            job.say(note)
+            _log.line(note)
         if not changed:
             keyed = decided.keyed
             job.looked = looked._replace(keyed=keyed)
@@ -79,10 +85,10 @@ class Runner:
                     sync_later(keyed.targets, job.environ)
             end_setup(keyed.targets, job.environ, is_clean=not (changed or looked.unclean or changes is None))
         except BootseerError as error:
-            job.say(f"warning: storing of the environment disabled: {error}")
+            _log.warning("storing of the environment disabled: %s", error)
             capture = str(error)
         if changed and isinstance(capture, Capture):
-            job.say(f"warning: {changed}; the result of set-up is not stored")
+            _log.warning("%s; the result of set-up is not stored", changed)
             capture = changed
         if changes is not None:
             look_s += changes.took_s
@@ -97,7 +103,7 @@ class Runner:
         job = self._job
         targets = plain_targets(job.spec, job.environ)
         if why:
-            job.say(f"warning: {why}; set-up is run, and its result is not stored")
+            _log.warning("%s; set-up is run, and its result is not stored", why)
         job.is_publishing = False
         with ExitStack() as stack:
             try:
@@ -106,7 +112,7 @@ class Runner:
                 if isinstance(error, StorageTimeout):
                     raise
                 if error_line(error) not in job.why_no_key:
-                    job.say(f"warning: check for other processes at the targets disabled: {error_line(error)}")
+                    _log.warning("check for other processes at the targets disabled: %s", error_line(error))
             self._note_plain(targets, is_over=False)
             done = self._run_commands(job.setup_environ(targets))
             self._note_plain(targets, is_over=True)
@@ -129,7 +135,7 @@ class Runner:
             )
             capture.begin()
         except BootseerError as error:
-            job.say(f"warning: storing of the environment disabled: {error}")
+            _log.warning("storing of the environment disabled: %s", error)
             return str(error)
         return capture
 
@@ -166,9 +172,10 @@ class Runner:
     def _warn_of(self, outside: list[str]) -> None:
         named = ", ".join(outside[:MAX_NAMED])
         more = len(outside) - MAX_NAMED
-        self._job.say(
-            f"warning: set-up wrote files outside its targets, which are not stored: {named}"
-            f"{f' and {more} more' if more > 0 else ''}"
+        _log.warning(
+            "set-up wrote files outside its targets, which are not stored: %s%s",
+            named,
+            f" and {more} more" if more > 0 else "",
         )
 
     def _note_plain(self, targets: list[str], *, is_over: bool) -> None:
@@ -179,4 +186,4 @@ class Runner:
             else:
                 begin_setup(targets, self._job.environ)
         except (BootseerError, OSError) as error:
-            self._job.say(f"warning: the run of set-up is not recorded: {error_line(error)}")
+            _log.warning("the run of set-up is not recorded: %s", error_line(error))

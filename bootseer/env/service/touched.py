@@ -11,7 +11,7 @@ import os
 import random
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +42,6 @@ def share(
     touched: Iterable[AccessedFile],
     imports: Sequence[str],
     workload: str,
-    log: Callable[[str], object],
 ) -> bool:
     """Store the trace and the imports, if the store has none. Return whether it did. Raises: StorageError."""
     blocks = list(blocks_of(made.built, made.targets, without_links(touched)))[:MAX_TRACED]
@@ -57,16 +56,14 @@ def share(
         first_ms=list(range(len(blocks))),  # in this order; times are unknown
         recordings=[recording_name(time.time(), random.getrandbits(63))],
     )
-    return aio.run_sync(_put(envs, made, trace, imports, log))
+    return aio.run_sync(_put(envs, made, trace, imports))
 
 
-async def _put(
-    envs: EnvStore, made: PublishedTree, trace: Trace, imports: Sequence[str], log: Callable[[str], object]
-) -> bool:
+async def _put(envs: EnvStore, made: PublishedTree, trace: Trace, imports: Sequence[str]) -> bool:
     store = open_store(below(split_pin(envs.url)[0], tree_directory(made.key)))  # as a mount opens it
     try:
-        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust, log)
-        return await hot_imports.share(store, made.digest, trace.workload, imports, envs.trust, log) or is_shared
+        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust)
+        return await hot_imports.share(store, made.digest, trace.workload, imports, envs.trust) or is_shared
     finally:
         await store.aclose()
 

@@ -18,10 +18,13 @@ from bootseer.env.service.orders import InterruptedByOrderError, Orders
 from bootseer.env.service.plain import error_line, is_user_error, plain_targets
 from bootseer.env.service.run import Runner
 from bootseer.errors import BootseerError, SetupFailed
+from bootseer.logs import get_logger
 
 if TYPE_CHECKING:
     from bootseer.env.connection import Connection
     from bootseer.mounts.sandbox.process import ImageSandbox
+
+_log = get_logger(__name__)
 
 
 class EnvService:
@@ -64,6 +67,10 @@ class EnvService:
         finally:
             self._fetcher.unmount()
 
+    def say(self, line: str) -> None:
+        """Report a line to the user; this process logs with it."""
+        self._job.say(line)
+
     def give_up(self) -> None:
         """Release the lease from another thread before this process ends, so that other nodes stop waiting."""
         self._builder.give_up()
@@ -79,7 +86,6 @@ class EnvService:
             job.looked = found = look_up(
                 spec,
                 job.environ,
-                job.say,
                 job.max_wait_s,
                 job.on_wait,
                 job.fell_back,
@@ -130,7 +136,7 @@ class EnvService:
         """
         what = order["do"]
         if self._job.is_ready:
-            self._job.say(f"warning: the environment is not stored: {why}")
+            _log.warning("the environment is not stored: %s", why)
             if what == "build":
                 self._job.unpublished(why)
         elif what in ("own", "again", "build"):

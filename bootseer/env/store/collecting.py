@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from bootseer import aio
@@ -42,6 +41,7 @@ from bootseer.env.store_layout import (
     tree_directory,
 )
 from bootseer.errors import ConfigError, FormatVersion, IntegrityError, NotFound, Untrusted
+from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.storage.below import SubdirectoryStore
 from bootseer.storage.paths import is_web
@@ -52,10 +52,11 @@ from bootseer.tree.index import PACKS, index_path
 from bootseer.tree.opening import read_index_bytes
 from bootseer.trust import parse
 
+_log = get_logger(__name__)
+
+
 AT_ONCE = 8
 _TRACES = "traces"
-
-Say = Callable[[str], object]
 
 
 class GcResult(NamedTuple):
@@ -87,7 +88,6 @@ async def collect(
     is_dry: bool = False,
     beat_s: float = HEARTBEAT_S,
     pause: Pause = pause_until,
-    say: Say = lambda _: None,
 ) -> GcResult:
     """Delete files that are expired, unused for too long, beyond the size limit, or of incomplete builds.
 
@@ -101,9 +101,9 @@ async def collect(
 
     async def look(key: str) -> _KeyState | None:
         try:
-            return await _look(store, leases, key, now_s, say)
+            return await _look(store, leases, key, now_s)
         except Untrusted as error:  # links
-            say(str(error))
+            _log.info("%s", error)
             return None
 
     looked = [each for each in await aio.map_bounded(look, keys, width=AT_ONCE) if each is not None]
@@ -111,15 +111,15 @@ async def collect(
     done = plan([each.facts._replace(is_leased=each.facts.key in alive) for each in looked], limits, now_s)
     if not is_dry:
         seen = {each.facts.key: each.lease for each in looked}
-        gone = [each for each in done.removals if await _remove(store, leases, each, seen, say)]
+        gone = [each for each in done.removals if await _remove(store, leases, each, seen)]
         kept = sum(each.freed_bytes for each in done.removals) - sum(each.freed_bytes for each in gone)
         done = done._replace(removals=gone, left_bytes=done.left_bytes + kept)
-        await _remove_reads(store, limits, now_s, say)
+        await _remove_reads(store, limits, now_s)
     freed = sum(each.freed_bytes for each in done.removals)
     return GcResult(done.removals, freed, done.left_bytes, done.leased, done.recent)
 
 
-async def _remove_reads(store: Store, limits: Limits, now_s: float, say: Say) -> None:
+async def _remove_reads(store: Store, limits: Limits, now_s: float) -> None:
     """Remove lists of set-up reads that no job uses. A start that misses one runs set-up."""
     await refuse_links(store, READS)
     for guess in await list_if_there(store, READS):
@@ -128,7 +128,7 @@ async def _remove_reads(store: Store, limits: Limits, now_s: float, say: Say) ->
         try:
             await refuse_links(store, reads_directory(guess.name))
         except Untrusted as error:
-            say(str(error))
+            _log.info("%s", error)
             continue
         used_s = max(
             (entry.mtime_s for entry in await list_if_there(store, reads_directory(guess.name))), default=0.0
@@ -137,7 +137,7 @@ async def _remove_reads(store: Store, limits: Limits, now_s: float, say: Say) ->
             await store.delete(reads_directory(guess.name))
 
 
-async def _look(store: Store, leases: BuilderLease, key: str, now_s: float, say: Say) -> _KeyState:
+async def _look(store: Store, leases: BuilderLease, key: str, now_s: float) -> _KeyState:
     """Collect the facts of a key. Raises: Untrusted for links."""
     tree = tree_directory(key)
     directories = [f"{tree}/{name}" for name in ("index", PACKS)]
@@ -151,9 +151,9 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float, say:
         if not number:
             continue
         try:
-            snapshot = await _read(store, key, number, say)
+            snapshot = await _read(store, key, number)
         except FormatVersion as error:  # the files that a newer version needs are not known
-            say(str(error))
+            _log.info("%s", error)
             generations.append(SnapshotGeneration(number, entry.mtime_s, None))
             is_known = False
             continue
@@ -168,7 +168,7 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float, say:
         for entry in await list_if_there(store, directory):
             if is_digest(entry.name) and not entry.is_folder:
                 pieces.append(TreeFile(f"{directory}/{entry.name}", entry.size, entry.mtime_s))
-    needed = await _needed(store, key, live, say) if is_known else None
+    needed = await _needed(store, key, live) if is_known else None
     ours = [
         entry
         for entry in entries
@@ -188,7 +188,7 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float, say:
         youngest_s=max(times_s, default=0.0),
         is_leased=False,
     )
-    return _KeyState(facts, await leases.look(key))
+    return _KeyState(facts, await leases.look(key, is_logged=False))
 
 
 async def _living(leases: BuilderLease, looked: list[_KeyState], pause: Pause) -> set[str]:
@@ -197,7 +197,7 @@ async def _living(leases: BuilderLease, looked: list[_KeyState], pause: Pause) -
     if not working:
         return set()
     await pause((MAX_MISSED + 0.5) * leases.beat_s, asyncio.Event())
-    return {key for key, seen in working.items() if _has_moved(seen, await leases.look(key))}
+    return {key for key, seen in working.items() if _has_moved(seen, await leases.look(key, is_logged=False))}
 
 
 def _has_moved(before: ObservedLease | None, now: ObservedLease | None) -> bool:
@@ -208,12 +208,12 @@ def _has_moved(before: ObservedLease | None, now: ObservedLease | None) -> bool:
 
 
 async def _remove(
-    store: Store, leases: BuilderLease, removal: Removal, seen: dict[str, ObservedLease | None], say: Say
+    store: Store, leases: BuilderLease, removal: Removal, seen: dict[str, ObservedLease | None]
 ) -> bool:
     """Carry out a removal; False if another process has begun to build meanwhile."""
     key = removal.key
-    if _has_moved(seen[key], await leases.look(key)):
-        say(f"{key_folder(key)}: kept: another process is building it again")
+    if _has_moved(seen[key], await leases.look(key, is_logged=False)):
+        _log.info("%s: kept: another process is building it again", key_folder(key))
         return False
     if removal.paths:
         await aio.map_bounded(store.delete, removal.paths, width=AT_ONCE)
@@ -229,7 +229,7 @@ async def _remove(
     return True
 
 
-async def _needed(store: Store, key: str, digests: set[str], say: Say) -> frozenset[str] | None:
+async def _needed(store: Store, key: str, digests: set[str]) -> frozenset[str] | None:
     """Return the paths of all files that the trees need; None if an index cannot be read."""
     directory = tree_directory(key)
     place = SubdirectoryStore(store, directory)
@@ -239,14 +239,14 @@ async def _needed(store: Store, key: str, digests: set[str], say: Say) -> frozen
             data = await read_index_bytes(place, digest)
             index = await aio.run_io(indexes.decode, data, digest, url_of(place, index_path(digest)))
         except (NotFound, IntegrityError) as error:
-            say(f"warning: the tree cannot be used: {error}")
+            _log.warning("the tree cannot be used: %s", error)
             return None
         paths.add(f"{directory}/{index_path(digest)}")
         paths |= {f"{directory}/{index.pack_path(pack)}" for pack in range(len(index.packs))}
     return frozenset(paths)
 
 
-async def _read(store: Store, key: str, number: int, say: Say) -> Snapshot | None:
+async def _read(store: Store, key: str, number: int) -> Snapshot | None:
     """Read a snapshot without checking its signature: others may trust it. Raises: FormatVersion; StorageError."""
     path = env_path(key, number)
     where = url_of(store, path)
@@ -257,6 +257,6 @@ async def _read(store: Store, key: str, number: int, say: Say) -> Snapshot | Non
     except FormatVersion:
         raise
     except (NotFound, IntegrityError) as error:
-        say(str(error))
+        _log.info("%s", error)
         return None
     return snapshot if snapshot.key == key else None

@@ -50,15 +50,13 @@ class StoredTree:
         *,
         environ: Mapping[str, str] | None = None,
         peers: str = "",
-        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
-        Args: url: with or without its digest. environ: locates the cache. peers: path of
-        the
-            file that lists the job's peers (bootseer.peers), "" for none. log: gets lines about fallbacks.
+        Args: url: with or without its digest. environ: locates the cache. peers: path of the file that lists the
+            job's peers (bootseer.peers), "" for none.
         """
         self.url, self.digest = url, digest
-        self._log, self._peers = log, peers
+        self._peers = peers
         self._environ = os.environ if environ is None else environ
 
     @property
@@ -81,7 +79,7 @@ class StoredTree:
         from bootseer.tree.reading import StoreBlocks
         from bootseer.trust import Trust
 
-        cache = open_cache(self._environ, log=self._log)
+        cache = open_cache(self._environ)
 
         async def opened(store: Store) -> OpenedTree:
             return await open_tree(store, self.url, Trust(), digest=self.digest, cached=cache.read_index)
@@ -91,7 +89,7 @@ class StoredTree:
             if isinstance(store, HasPeers):
                 aio.run_sync(store.meet(found.index.stored_bytes))
             stored = StoreBlocks(store, found.index)
-            with open_local(cache, self.digest, found.index, stored, self._log) as blocks:
+            with open_local(cache, self.digest, found.index, stored) as blocks:
                 yield OpenEnvTree(found.index, blocks)
 
     @contextmanager
@@ -103,14 +101,14 @@ class StoredTree:
         from bootseer.blocks.cache import open_cache
         from bootseer.blocks.local import open_local
 
-        cache = open_cache(self._environ, log=self._log)
+        cache = open_cache(self._environ)
         with _LazyBlocks(lambda: self._open_stored(index)) as later:
             stored: BlockSource = later
             if directory := self._near_directory():
                 from bootseer.tree.unpack.reading import LocalBlocks
 
                 stored = LocalBlocks(directory, index, later)
-            with open_local(cache, self.digest, index, stored, self._log) as blocks:
+            with open_local(cache, self.digest, index, stored) as blocks:
                 yield blocks
 
     @contextmanager
@@ -130,7 +128,7 @@ class StoredTree:
                 return open_store(self.store_url)
             from bootseer.peers import open_peer_store
 
-            return open_peer_store(self.store_url, self._peers, log=self._log)
+            return open_peer_store(self.store_url, self._peers)
 
         store = aio.run_sync(opened())
         try:

@@ -16,12 +16,15 @@ from bootseer import aio
 from bootseer.env.store.lease_record import DONE, FAILED, MAX_MISSED, WORKING, encode, make_record
 from bootseer.env.store_layout import key_folder, lease_number_of, lease_path
 from bootseer.errors import StorageError
+from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.storage.small_files import list_if_there
 
+_log = get_logger(__name__)
+
+
 WRITING = aio.RetryPolicy(tries=4, base_s=0.1, max_s=1.0, budget_s=10.0)
 
-Say = Callable[[str], object]  # gets a line for the user
 Clock = Callable[[], float]
 Pause = Callable[[float, asyncio.Event], Awaitable[None]]  # waits so many seconds, or until the event
 
@@ -47,13 +50,12 @@ class Lease:
         beat_s: float,
         clock: Clock,
         pause: Pause,
-        say: Say,
     ) -> None:
         self.key, self.number, self.nonce = key, number, secrets.token_hex(16)
         self.lost_reason = ""  # set if another node has taken it over; the result may still be published
         self.missed = 0  # consecutive heartbeats that could not be written
         self._store, self._owner, self._beat_s = store, owner, beat_s
-        self._clock, self._pause, self._say = clock, pause, say
+        self._clock, self._pause = clock, pause
         self._began_s = clock()
         self._beat = 0
         self._text = ""
@@ -80,9 +82,8 @@ class Lease:
                 except StorageError as error:
                     self.missed += 1
                     if self.missed == MAX_MISSED:
-                        self._say(
-                            "warning: other nodes consider this builder dead: its lease cannot be renewed:"
-                            f" {error}"
+                        _log.warning(
+                            "other nodes consider this builder dead: its lease cannot be renewed: %s", error
                         )
 
     async def release(self, state: str = DONE, text: str = "") -> bool:
@@ -102,7 +103,7 @@ class Lease:
 
                 await aio.retry(WRITING, write)
             except StorageError as error:
-                self._say(f"warning: the lease cannot be released, other nodes detect it after a while: {error}")
+                _log.warning("the lease cannot be released, other nodes detect it after a while: %s", error)
                 return False
         return True
 
@@ -118,7 +119,7 @@ class Lease:
             return True
         if not self.lost_reason:
             self.lost_reason = f"{key_folder(self.key)}: another node considers this builder dead, and builds too"
-            self._say(self.lost_reason)
+            _log.info("%s", self.lost_reason)
         return False
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from bootseer import aio
-from bootseer.env.store.held_lease import WRITING, Clock, Pause, Say, pause_until
+from bootseer.env.store.held_lease import WRITING, Clock, Pause, pause_until
 from bootseer.env.store.held_lease import Lease as Lease
 from bootseer.env.store.held_lease import list_leases as list_leases
 from bootseer.env.store.held_lease import renewing as renewing
@@ -31,8 +31,12 @@ from bootseer.env.store.lease_record import (
 from bootseer.env.store.links import refuse_links
 from bootseer.env.store_layout import key_folder, lease_path
 from bootseer.errors import AlreadyExists, IntegrityError, NotFound, StorageError
+from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.storage.small_files import read_small, url_of
+
+_log = get_logger(__name__)
+
 
 HEARTBEAT_S = 5.0
 MIN_LOOK_S, POLL_SHARE = 0.2, 0.1  # polling interval of a waiting node: a tenth of its wait so far
@@ -102,10 +106,9 @@ class BuilderLease:
         beat_s: float = HEARTBEAT_S,
         clock: Clock = time.monotonic,
         pause: Pause = pause_until,
-        say: Say = lambda _: None,
     ) -> None:
         self._store, self._owner, self.beat_s = store, owner, beat_s
-        self._clock, self._pause, self._say = clock, pause, say
+        self._clock, self._pause = clock, pause
 
     async def acquire(
         self, key: str, until: Until[T], bound_s: float
@@ -168,7 +171,7 @@ class BuilderLease:
                     taken = await self._take(key, 1 if seen is None else seen.number + 1)
                     if isinstance(taken, Lease):
                         if seen is not None and seen.is_working:
-                            self._say(f"took over the environment build of {seen.holder.owner}, which is gone")
+                            _log.info("took over the environment build of %s, which is gone", seen.holder.owner)
                         return await self._check_again(taken, until)
                     if isinstance(taken, LeaseUnavailable):
                         return taken
@@ -183,8 +186,8 @@ class BuilderLease:
             step_s = max(min(MIN_LOOK_S, self.beat_s / 5), POLL_SHARE * (self._clock() - began_s))
             await self._pause(min(step_s, self.beat_s, left_s), nothing)
 
-    async def look(self, key: str) -> ObservedLease | None:
-        """Read the highest lease; None if there is none. Raises: StorageError."""
+    async def look(self, key: str, *, is_logged: bool = True) -> ObservedLease | None:
+        """Read the highest lease; None if there is none. Args: is_logged: if unreadable. Raises: StorageError."""
         number = 0
         for _ in range(3):
             numbers = await list_leases(self._store, key)
@@ -199,7 +202,8 @@ class BuilderLease:
             except (IntegrityError, StorageError) as error:
                 if error.retryable:
                     raise
-                self._say(str(error))
+                if is_logged:
+                    _log.info("%s", error)
                 return ObservedLease(
                     number, str(error), None
                 )  # too large, not a file, or not readable by this user
@@ -207,7 +211,8 @@ class BuilderLease:
             try:
                 return ObservedLease(number, token, decode(data, url_of(self._store, path)))
             except IntegrityError as error:
-                self._say(str(error))
+                if is_logged:
+                    _log.info("%s", error)
                 return ObservedLease(number, token, None)
         return ObservedLease(number, "a name without a file", None)  # a directory
 
@@ -223,7 +228,7 @@ class BuilderLease:
         return WaitResult(found)
 
     async def _take(self, key: str, number: int) -> Lease | LeaseHolder | LeaseUnavailable:
-        lease = Lease(self._store, key, number, self._owner, self.beat_s, self._clock, self._pause, self._say)
+        lease = Lease(self._store, key, number, self._owner, self.beat_s, self._clock, self._pause)
         path = lease_path(key, number)
         data = lease.next_record(WORKING)
 

@@ -1,6 +1,6 @@
 """Lists of reads in a store: under the key of a first guess, and signed like snapshots.
 
-In: a store, the trusted signers. Out: trusted lists. Unusable lists are skipped, and `say` gets the reason.
+In: a store, the trusted signers. Out: trusted lists. Unusable lists are skipped, and the reason is logged.
 """
 
 from __future__ import annotations
@@ -14,32 +14,36 @@ from bootseer.env.store.held_lease import WRITING
 from bootseer.env.store.links import refuse_links
 from bootseer.env.store_layout import DOCUMENT, MAX_NUMBER, USED, reads_directory, reads_number_of, reads_path
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, StorageError, Untrusted
+from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.storage.paths import is_web
 from bootseer.storage.small_files import list_if_there, url_of
 from bootseer.trust import SigningKey, Trust, seal
+
+_log = get_logger(__name__)
+
 
 MAX_EXAMINED = 32  # of numbered files of one kind, the highest first
 MAX_PROBED = 1000  # in a store that cannot be listed
 PUBLISH_TRIES = 8  # another process may publish at the same moment
 AT_ONCE = 8
 
-Say = Callable[[str], object]
+Refused = Callable[[str], object]  # gets the reason why an item is skipped
 
 
 class StoredReads:
     """The lists of one store, for one event loop."""
 
-    def __init__(self, store: Store, trust: Trust, say: Say) -> None:
-        self._store, self._trust, self._say = store, trust, say
+    def __init__(self, store: Store, trust: Trust) -> None:
+        self._store, self._trust = store, trust
 
-    async def find(self, guess: str, refused: Say | None = None) -> list[Reads]:
+    async def find(self, guess: str, refused: Refused | None = None) -> list[Reads]:
         """Return what set-ups of a first guess have read, the newest first.
 
-        Args: refused: receives a line about each list that is skipped (default: `say`).
+        Args: refused: receives a line about each list that is skipped (default: it is logged).
         Raises: StorageError.
         """
-        refused = refused or self._say
+        refused = refused or _log.info
         try:
             numbers = await self._numbers(guess)
         except Untrusted as error:
@@ -93,7 +97,7 @@ class StoredReads:
         except BootseerError:
             pass
 
-    async def _read(self, guess: str, number: int, refused: Say) -> Reads | None:
+    async def _read(self, guess: str, number: int, refused: Refused) -> Reads | None:
         path = reads_path(guess, number)
         where = url_of(self._store, path)
         try:

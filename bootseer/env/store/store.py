@@ -1,14 +1,13 @@
 """The environment store: a signed snapshot for each key, made once and used by any node with the same key.
 
 In: a store, the trusted signers, keys. Out: trusted snapshots and their trees. Writing env-NNNNNN.json completes a
-snapshot; all its data are written before. Unusable snapshots are skipped, and `say` gets the reason. Only a
+snapshot; all its data are written before. Unusable snapshots are skipped, and the reason is logged. Only a
 failing store is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +19,7 @@ from bootseer.env.store.gc import Limits
 from bootseer.env.store.held_lease import WRITING, Pause, pause_until
 from bootseer.env.store.lease import HEARTBEAT_S, LeaseUnavailable
 from bootseer.env.store.links import refuse_links
-from bootseer.env.store.reads_store import MAX_EXAMINED, PUBLISH_TRIES, StoredReads, probe
+from bootseer.env.store.reads_store import MAX_EXAMINED, PUBLISH_TRIES, Refused, StoredReads, probe
 from bootseer.env.store.snapshot import MAX_ENVELOPE_BYTES, PAYLOAD_TYPE, Snapshot, decode, encode, is_expired
 from bootseer.env.store_layout import (
     DOCUMENT,
@@ -38,6 +37,7 @@ from bootseer.env.store_layout import (
     used_path,
 )
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, StorageError, Untrusted
+from bootseer.logs import get_logger
 from bootseer.storage import Entry, Store
 from bootseer.storage.below import SubdirectoryStore
 from bootseer.storage.near import directory_of
@@ -55,11 +55,12 @@ from bootseer.trust import SigningKey, Trust, seal
 from bootseer.trust.owners import why_not_trusted_owner
 from bootseer.trust.trust import ADD, MAKE
 
+_log = get_logger(__name__)
+
+
 MAX_DOCUMENT_BYTES = 1 << 20
 USED_EVERY_S = 3600.0  # minimum interval between touches of a stamp
 LIST_AT_ONCE = 8
-
-Say = Callable[[str], object]  # takes a line for the user
 
 
 class FoundSnapshot(NamedTuple):
@@ -109,23 +110,21 @@ class EnvStore:
 
     Args:
         url: as the user wrote it; for messages and for other processes.
-        say: receives a line about each snapshot that is skipped.
     """
 
-    def __init__(self, store: Store, url: str, trust: Trust, *, say: Say = lambda _: None) -> None:
+    def __init__(self, store: Store, url: str, trust: Trust) -> None:
         self.store, self.url, self.trust = store, url, trust
-        self.reads = StoredReads(store, trust, say)  # lists of reads
-        self._say = say
+        self.reads = StoredReads(store, trust)  # lists of reads
 
     # ---- lookup --------------------------------------------------------------------------------------------
 
-    async def find(self, key: str, now_s: float, refused: Say | None = None) -> FoundSnapshot | None:
+    async def find(self, key: str, now_s: float, refused: Refused | None = None) -> FoundSnapshot | None:
         """Return the highest generation that is trusted and not expired at `now_s` (since the epoch).
 
-        Args: refused: receives a line about each snapshot that is skipped (default: `say`).
+        Args: refused: receives a line about each snapshot that is skipped (default: it is logged).
         Raises: StorageError if the store cannot be read; ConfigError for an invalid key.
         """
-        return await self._find(key, now_s, refused or self._say)
+        return await self._find(key, now_s, refused or _log.info)
 
     async def touch(self, found: FoundSnapshot, now_s: float, guess: str = "") -> None:
         """Record use, at most hourly; failures and read-only stores are ignored.
@@ -239,7 +238,7 @@ class EnvStore:
         await publish_index(SubdirectoryStore(self.store, tree_directory(key)), snapshot.tree, index_bytes)
         for _ in range(PUBLISH_TRIES):
             numbers, _ = await self._generations(key)
-            theirs = await self._find(key, snapshot.created_s, self._say)
+            theirs = await self._find(key, snapshot.created_s, _log.info)
             if theirs is not None and theirs.generation > replaces:
                 return PublishedSnapshot(theirs, theirs.snapshot == snapshot)
             path = env_path(key, numbers[0] + 1 if numbers else 1)
@@ -251,7 +250,7 @@ class EnvStore:
                 await aio.retry(WRITING, create)
             except AlreadyExists:
                 continue  # by another builder, or by this one if its answer was lost
-            ours = await self._find(key, snapshot.created_s, self._say)
+            ours = await self._find(key, snapshot.created_s, _log.info)
             if ours is None:
                 raise Untrusted(f"{url_of(self.store, path)}: was published, but is not trusted on this node")
             return PublishedSnapshot(ours, ours.snapshot == snapshot)
@@ -274,7 +273,7 @@ class EnvStore:
             except (NotFound, IntegrityError):
                 return None
             if hashlib.sha256(data).hexdigest() != entry.name:
-                self._say(f"warning: {url_of(self.store, path)}: is not the document of this key; not used")
+                _log.warning("%s: is not the document of this key; not used", url_of(self.store, path))
                 return None
             return StoredDocument(entry.name, data, entry.mtime_s)
 
@@ -307,7 +306,6 @@ class EnvStore:
             is_dry=is_dry,
             beat_s=beat_s,
             pause=pause,
-            say=self._say,
         )
 
     async def keys(self) -> list[Entry]:
@@ -337,24 +335,24 @@ class EnvStore:
 
     # ---- private methods -----------------------------------------------------------------------------------
 
-    async def _find(self, key: str, now_s: float, say: Say) -> FoundSnapshot | None:
+    async def _find(self, key: str, now_s: float, refused: Refused) -> FoundSnapshot | None:
         try:
             numbers, used_s = await self._generations(key)
         except Untrusted as error:
-            say(str(error))
+            refused(str(error))
             return None
         for number in numbers[:MAX_EXAMINED]:
             try:
                 snapshot, because = await self.read(key, number)
             except IntegrityError as error:
-                say(str(error))
+                refused(str(error))
                 continue
             except NotFound:
                 continue  # garbage-collected meanwhile
             except StorageError as error:
                 if error.retryable:
                     raise
-                say(str(error))  # not a file, or not readable for this user
+                refused(str(error))  # not a file, or not readable for this user
                 continue
             if not is_expired(snapshot, now_s):
                 return FoundSnapshot(snapshot, because, number, used_s)

@@ -18,7 +18,6 @@ from bootseer.blocks.trace import Trace
 from bootseer.errors import AlreadyExists, ConfigError, StorageError
 from bootseer.image.commands.common import (
     UNSIGNED,
-    Say,
     Signing,
     is_registry,
     opened,
@@ -27,6 +26,7 @@ from bootseer.image.commands.common import (
     tree_url,
 )
 from bootseer.image.commands.traces import convert_trace, hot_blocks, hot_files, known_traces, publish
+from bootseer.logs import get_logger, sent_to
 from bootseer.storage import Store
 from bootseer.storage.paths import scheme_of
 from bootseer.tree.builder.building import BuiltTree, Source, Statistics
@@ -36,6 +36,9 @@ from bootseer.tree.index import Index
 from bootseer.tree.opening import OpenedTree, publish_tree
 from bootseer.tree.pack_folder import PackWriter
 from bootseer.trust import SigningKey, Trust
+
+_log = get_logger(__name__)
+
 
 ROOTFS = "rootfs:"
 LAYOUT = "oci-layout"  # the file that makes a directory an image layout
@@ -71,7 +74,7 @@ class Target(Protocol):
     def finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None: ...
 
 
-def build(source: str, target: str, options: BuildOptions, count: Count, say: Say) -> BuildResult:
+def build(source: str, target: str, options: BuildOptions, count: Count) -> BuildResult:
     """Build the tree of `source` at `target`.
 
     Raises: ConfigError for an invalid source or target; IntegrityError for layers that are damaged or hostile;
@@ -82,7 +85,7 @@ def build(source: str, target: str, options: BuildOptions, count: Count, say: Sa
         raise ConfigError(f"{shown(target)}: names a digest; give the name of the tree without one")
     trust = Trust.load()
     key = options.signing.key(trust)
-    with _hot_tree(options, trust, say) as hot, _opened_source(source, options) as opened_source:
+    with _hot_tree(options, trust) as hot, _opened_source(source, options) as opened_source:
         with _opened_target(target) as place:
             built = build_tree(
                 opened_source,
@@ -94,8 +97,8 @@ def build(source: str, target: str, options: BuildOptions, count: Count, say: Sa
             head = make_head(built.index_bytes, IMAGE, target, options.name)
             place.finish(built, head, key)
         if key is None:
-            say(UNSIGNED)
-        carried = _carry(hot, built, target, head, key, say)
+            _log.info(UNSIGNED)
+        carried = _carry(hot, built, target, head, key)
     keyid = "" if key is None else key.keyid
     return BuildResult(built.digest, head.name, keyid, len(built.index_bytes), built.statistics, carried)
 
@@ -271,13 +274,13 @@ class _Hot(NamedTuple):
 
 
 @contextmanager
-def _hot_tree(options: BuildOptions, trust: Trust, say: Say) -> Iterator[_Hot]:
+def _hot_tree(options: BuildOptions, trust: Trust) -> Iterator[_Hot]:
     if not options.hot:
         yield _Hot(None, {}, ())
         return
     url = tree_url(options.hot)
     with opened(url, name=options.hot_name, trust=trust) as tree:
-        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust)
         if not known:
             raise ConfigError(f"{shown(url)}: has no access trace; record one with `bootseer image record`")
         best: dict[str, Trace] = {}
@@ -286,7 +289,7 @@ def _hot_tree(options: BuildOptions, trust: Trust, say: Say) -> Iterator[_Hot]:
         yield _Hot(tree.index, best, [each.path for each in hot_files(tree.index, hot_blocks(known))])
 
 
-def _carry(hot: _Hot, built: BuiltTree, url: str, head: Head, key: SigningKey | None, say: Say) -> int:
+def _carry(hot: _Hot, built: BuiltTree, url: str, head: Head, key: SigningKey | None) -> int:
     """Convert the traces of the old tree to the new one, so that its first start is prefetched too."""
     if hot.tree is None:
         return 0
@@ -295,8 +298,9 @@ def _carry(hot: _Hot, built: BuiltTree, url: str, head: Head, key: SigningKey | 
     try:
         with opened_store(url) as store:
             tree = OpenedTree(built.tree, built.digest, head, store, built.index_bytes, "")
-            publish(tree, url, carried, key, lambda _: None)
+            with sent_to(lambda _: None):
+                publish(tree, url, carried, key)
     except StorageError as error:
-        say(f"warning: access traces of the old tree are not copied: {error}")
+        _log.warning("access traces of the old tree are not copied: %s", error)
         return 0
     return len(carried)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from bootseer import aio
 from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.errors import BootseerError
+from bootseer.logs import get_logger
 from bootseer.storage import Store, open_store, redact
 from bootseer.storage.paths import is_chained, scheme_of
 from bootseer.tree.head import split_pin
@@ -19,8 +20,10 @@ from bootseer.tree.opening import OpenedTree, open_tree, read_head
 from bootseer.trust import Trust
 from bootseer.trust.trust import Signing as Signing
 
+_log = get_logger(__name__)
+
+
 Progress = Callable[[int, int], None]  # bytes done, and in total
-Say = Callable[[str], object]  # logs a line
 REGISTRIES = ("oci", "docker")
 UNSIGNED = (
     "the tree is not signed: only the owner of its directory can use it; create a key with `bootseer keys make`"
@@ -72,9 +75,9 @@ def find_digest(url: str, trust: Trust, *, name: str = "") -> str:
         return aio.run_sync(read_head(store, url, trust, name=name)).head.digest
 
 
-def node_cache(say: Say = lambda _: None) -> Cache:
+def node_cache() -> Cache:
     """Open this user's cache on this node. Raises: ConfigError, StorageError."""
-    return open_cache(os.environ, log=lambda line: (say(line), None)[1])
+    return open_cache(os.environ)
 
 
 def node_directory(cache: Cache, digest: str) -> str:
@@ -82,12 +85,12 @@ def node_directory(cache: Cache, digest: str) -> str:
     return os.path.join(cache.folder, TREES, digest)
 
 
-def try_node_directory(digest: str, say: Say) -> str:
-    """Return the same; "" if this user can have no cache, with a warning to `say`."""
+def try_node_directory(digest: str) -> str:
+    """Return the same; "" if this user can have no cache, with a warning."""
     try:
         return node_directory(node_cache(), digest)
     except BootseerError as error:
-        say(f"warning: access traces of this node disabled: {error}")
+        _log.warning("access traces of this node disabled: %s", error)
         return ""
 
 

@@ -13,7 +13,6 @@ from bootseer.blocks.tree_files import LOCK, USE_BYTE
 from bootseer.counted import counted
 from bootseer.errors import ConfigError, IntegrityError, SourceChanged, StorageError
 from bootseer.image.commands.common import (
-    Say,
     is_registry,
     node_cache,
     node_directory,
@@ -22,6 +21,7 @@ from bootseer.image.commands.common import (
     tree_url,
 )
 from bootseer.linux.locks import try_lock
+from bootseer.logs import get_logger
 from bootseer.mounts.unpacked.places import is_used, list_unpacked, remove_gone, remove_unpacked
 from bootseer.storage import Entry, Store
 from bootseer.storage.small_files import list_if_there
@@ -29,6 +29,9 @@ from bootseer.tree.head import HEAD_NAME, is_digest, split_pin
 from bootseer.tree.index import decode, index_path
 from bootseer.tree.opening import read_head, read_index_bytes
 from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 DELETES_AT_ONCE = 8
 _DAY_S = 86_400.0
@@ -54,14 +57,14 @@ class NodeGcResult(NamedTuple):
     limit_bytes: int  # of blocks
 
 
-def collect_node(*, max_bytes: int | None, unused_s: float, is_dry: bool, say: Say) -> NodeGcResult:
+def collect_node(*, max_bytes: int | None, unused_s: float, is_dry: bool) -> NodeGcResult:
     """Remove blocks of the least recently used trees beyond the limit. Remove unpacked trees beyond their limit,
     which is as large, and those that were not used for `unused_s`. Trees in use stay.
 
     Args: max_bytes: instead of the cache's own limit.
     Raises: ConfigError for a cache that cannot be used; StorageError.
     """
-    cache = node_cache(say)
+    cache = node_cache()
     now_s = time.time()
     before = cache.trees()
     limit = cache.limit_bytes() if max_bytes is None else max_bytes
@@ -74,15 +77,15 @@ def collect_node(*, max_bytes: int | None, unused_s: float, is_dry: bool, say: S
         going = [each for each in before if each.digest not in there]
         left, limit = done.left_bytes, done.limit_bytes
     removed = [RemovedTree(each.digest, "blocks", each.size_bytes, now_s - each.used_s) for each in going]
-    removed += _collect_unpacked(cache, max_bytes, unused_s, now_s, is_dry, say)
+    removed += _collect_unpacked(cache, max_bytes, unused_s, now_s, is_dry)
     return NodeGcResult(cache.folder, removed, sum(each.size for each in removed), left, limit)
 
 
 def _collect_unpacked(
-    cache: Cache, max_bytes: int | None, unused_s: float, now_s: float, is_dry: bool, say: Say
+    cache: Cache, max_bytes: int | None, unused_s: float, now_s: float, is_dry: bool
 ) -> Iterator[RemovedTree]:
     if not is_dry:
-        remove_gone(cache, say)
+        remove_gone(cache)
     there = list_unpacked(cache)
     left = sum(each.size for each in there)
     limit = cache.limit_of(left) if max_bytes is None else max_bytes
@@ -93,7 +96,7 @@ def _collect_unpacked(
         try:
             goes = not is_used(cache, each.digest) if is_dry else remove_unpacked(cache, each.digest)
         except StorageError as error:
-            say(f"warning: cannot remove an unused unpacked tree: {error}")
+            _log.warning("cannot remove an unused unpacked tree: %s", error)
             continue
         if goes:
             left -= each.size
@@ -142,9 +145,7 @@ class _Candidate(NamedTuple):
     entry: Entry
 
 
-def collect_store(
-    url: str, *, name: str, keep: Sequence[str], older_s: float, is_dry: bool, say: Say
-) -> StoreGcResult:
+def collect_store(url: str, *, name: str, keep: Sequence[str], older_s: float, is_dry: bool) -> StoreGcResult:
     """Delete packs, indexes and traces of a tree's directory that belong neither to the tree nor to `keep`.
 
     Args:
@@ -163,11 +164,11 @@ def collect_store(
             raise ConfigError(f"--keep {digest[:80]!r}: a tree digest is 64 hex digits")
     trust = Trust.load()
     with opened_store(url) as store:
-        return aio.run_sync(_collect_store(store, url, trust, name, keep, older_s, is_dry, say))
+        return aio.run_sync(_collect_store(store, url, trust, name, keep, older_s, is_dry))
 
 
 async def _collect_store(
-    store: Store, url: str, trust: Trust, name: str, keep: Sequence[str], older_s: float, is_dry: bool, say: Say
+    store: Store, url: str, trust: Trust, name: str, keep: Sequence[str], older_s: float, is_dry: bool
 ) -> StoreGcResult:
     head = (await read_head(store, url, trust, name=name)).head
     digests = list(dict.fromkeys((head.digest, *keep)))
@@ -183,7 +184,7 @@ async def _collect_store(
         try:
             wanted |= await _paths_of(store, url, digest)
         except IntegrityError as error:
-            say(f"warning: an index of an earlier tree cannot be used: {error}")
+            _log.warning("an index of an earlier tree cannot be used: %s", error)
     # Directories of traces do not have a time of their own in all stores: they go with their index.
     young = {
         found.path
@@ -206,9 +207,10 @@ async def _collect_store(
             await aio.map_bounded(store.delete, chosen, width=DELETES_AT_ONCE)
     left = len(young) + len(recent.difference(digests))
     if left:
-        say(
-            f"{left} packs and trees are kept, because they were in use less than"
-            f" {counted(older_s / _DAY_S, 'day')} ago"
+        _log.info(
+            "%s packs and trees are kept, because they were in use less than %s ago",
+            left,
+            counted(older_s / _DAY_S, "day"),
         )
     kinds = [found.path.partition("/")[0] for found in going]
     return StoreGcResult(

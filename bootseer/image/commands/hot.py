@@ -13,7 +13,7 @@ from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import Trace
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import ConfigError, IntegrityError
-from bootseer.image.commands.common import Say, Signing, opened, shown, tree_url
+from bootseer.image.commands.common import Signing, opened, shown, tree_url
 from bootseer.image.commands.traces import LocatedTrace, known_traces, publish, read_file
 from bootseer.mounts.tree_daemon.traces import renew_all
 from bootseer.storage.os_errors import map_os_errors
@@ -32,15 +32,15 @@ class ShownTrace(NamedTuple):
     where: str
 
 
-def show(url: str, *, name: str, say: Say) -> tuple[OpenedTree, list[ShownTrace], list[LocatedTrace]]:
+def show(url: str, *, name: str) -> tuple[OpenedTree, list[ShownTrace], list[LocatedTrace]]:
     url, trust = tree_url(url), Trust.load()
     with opened(url, name=name, trust=trust) as tree:
-        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust)
     return tree, [_shown(tree.index, each) for each in known], known
 
 
 def merge(
-    url: str, files: Sequence[str], *, name: str, workload: str, output: str, signing: Signing, say: Say
+    url: str, files: Sequence[str], *, name: str, workload: str, output: str, signing: Signing
 ) -> list[ShownTrace]:
     """Merge the traces of this node, the store and `files` into the store or the file `output`.
 
@@ -48,7 +48,7 @@ def merge(
     """
     url, trust = tree_url(url), Trust.load()
     with opened(url, name=name, trust=trust) as tree:
-        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust)
         for path in files:
             known.append(LocatedTrace(_decode_given(path, tree), path, is_own=False))
         by_workload: dict[str, list[Trace]] = {}
@@ -64,17 +64,17 @@ def merge(
         if output:
             write_file(output, traces.encode(merged[0]))
         else:
-            publish(tree, url, merged, signing.key(trust), say)
+            publish(tree, url, merged, signing.key(trust))
         return [_shown(tree.index, LocatedTrace(each, where, is_own=False)) for each in merged]
 
 
 def prune(
-    url: str, *, name: str, workload: str, share: float, forgets: bool, signing: Signing, say: Say
+    url: str, *, name: str, workload: str, share: float, forgets: bool, signing: Signing
 ) -> list[ShownTrace]:
     """Remove blocks that less than `share` of the recordings saw, here and in the store; or whole traces."""
     url, trust = tree_url(url), Trust.load()
     with opened(url, name=name, trust=trust) as tree:
-        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust)
         known = [each for each in known if not workload or each.trace.workload == workload]
         if forgets:
             for each in known:
@@ -85,7 +85,7 @@ def prune(
                     aio.run_sync(tree.store.delete(f"traces/{tree.digest}/{each.trace.workload}.json"))
             if not all(each.is_own for each in known):
                 count, key = tree.index.block_count, signing.key(trust)
-                aio.run_sync(renew_all(tree.store, tree.digest, count, key, trust, say))
+                aio.run_sync(renew_all(tree.store, tree.digest, count, key, trust))
             return []
         kept = []
         for each in known:
@@ -97,7 +97,7 @@ def prune(
                 with map_os_errors(each.where):
                     write_whole(os.path.dirname(each.where), os.path.basename(each.where), traces.encode(pruned))
             else:
-                publish(tree, url, [pruned], signing.key(trust), say)
+                publish(tree, url, [pruned], signing.key(trust))
         return [_shown(tree.index, each) for each in kept]
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer import aio
-from bootseer.image.commands.common import Progress, Say, opened, tree_url
+from bootseer.image.commands.common import Progress, opened, tree_url
 from bootseer.image.commands.traces import hot_blocks, known_traces, stored_traces
+from bootseer.logs import sent_to
 from bootseer.tree.index import BLOCK, Config
 from bootseer.tree.verifying import TreeFault, verify_blocks
 from bootseer.trust import Trust
@@ -46,11 +47,11 @@ class TreeInfo(NamedTuple):
     hot_share: float  # of the stored bytes
 
 
-def inspect(url: str, *, name: str, say: Say) -> TreeInfo:
+def inspect(url: str, *, name: str) -> TreeInfo:
     """Inspect a tree. Raises: as `open_tree`."""
     url, trust = tree_url(url), Trust.load()
     with opened(url, name=name, trust=trust) as tree:
-        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust)
     index = tree.index
     kinds = [stat.S_IFMT(mode) for mode, link in zip(index.modes, index.links, strict=True) if link == -1]
     files, directories, symlinks = (kinds.count(kind) for kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK))
@@ -115,9 +116,8 @@ def verify(url: str, *, name: str, progress: Progress) -> VerifyResult:
     with opened(url, name=name, trust=trust) as tree:
         found = aio.run_sync(verify_blocks(tree.store, tree.index, progress))
         trace_faults: list[str] = []
-        traces = aio.run_sync(
-            stored_traces(tree.store, tree.digest, tree.index.block_count, trust, trace_faults.append)
-        )
+        with sent_to(trace_faults.append):
+            traces = aio.run_sync(stored_traces(tree.store, tree.digest, tree.index.block_count, trust))
     return VerifyResult(
         tree.digest,
         tree.because,

@@ -15,7 +15,6 @@ from bootseer.blocks.local import open_local
 from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError
 from bootseer.image.commands.common import (
     Progress,
-    Say,
     find_digest,
     node_cache,
     opened,
@@ -25,6 +24,7 @@ from bootseer.image.commands.common import (
 )
 from bootseer.image.commands.traces import add_sources, hot_blocks, known_traces
 from bootseer.linux import mount as kernel
+from bootseer.logs import get_logger
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.paths import is_web
 from bootseer.tree.head import split_pin
@@ -32,6 +32,9 @@ from bootseer.tree.opening import OpenedTree
 from bootseer.tree.reading import BlockSource, StoreBlocks
 from bootseer.tree.unpack.tree import Materialised
 from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 SAVE_S = 5.0  # how long a process that serves a tree may save its data before it counts as still saving
 MATERIALISE = "`bootseer image materialise` needs no mount"
@@ -56,21 +59,19 @@ class PrefetchResult(NamedTuple):
     fetched_bytes: int
 
 
-def prefetch(
-    url: str, *, name: str, workload: str, is_whole: bool, progress: Progress, say: Say
-) -> PrefetchResult:
+def prefetch(url: str, *, name: str, workload: str, is_whole: bool, progress: Progress) -> PrefetchResult:
     """Fetch the hot blocks of a tree, or all, into this node's cache.
 
     Raises: ConfigError if the hot blocks are unknown; StorageError if blocks cannot be fetched or kept.
     """
     url, trust = tree_url(url), Trust.load()
     digest = find_digest(url, trust, name=name)
-    node_cache(say)  # an unusable one is reported first
-    return aio.run_sync(_prefetch(url, digest, trust, workload, is_whole, progress, say))
+    node_cache()  # an unusable one is reported first
+    return aio.run_sync(_prefetch(url, digest, trust, workload, is_whole, progress))
 
 
 async def _prefetch(
-    url: str, digest: str, trust: Trust, workload: str, is_whole: bool, progress: Progress, say: Say
+    url: str, digest: str, trust: Trust, workload: str, is_whole: bool, progress: Progress
 ) -> PrefetchResult:
     from bootseer.mounts.tree_daemon.fill import fill_cache
     from bootseer.mounts.tree_daemon.settings import Settings
@@ -78,9 +79,7 @@ async def _prefetch(
     async def choose(block_count: int) -> list[int] | None:
         if is_whole:
             return None
-        found = await aio.run_abandonable(
-            _find_hot, url, digest, block_count, trust, workload, say, timeout_s=600.0
-        )
+        found = await aio.run_abandonable(_find_hot, url, digest, block_count, trust, workload, timeout_s=600.0)
         if not found:
             raise ConfigError(f"{shown(url)}: {NOT_LISTED if is_web(url) else NOT_RECORDED}")
         return found
@@ -89,10 +88,10 @@ async def _prefetch(
     return PrefetchResult(digest, *await fill_cache(settings, digest, choose, progress))
 
 
-def _find_hot(url: str, digest: str, block_count: int, trust: Trust, workload: str, say: Say) -> list[int]:
+def _find_hot(url: str, digest: str, block_count: int, trust: Trust, workload: str) -> list[int]:
     """Find the hot blocks, in a thread."""
     with opened_store(url) as store:
-        return hot_blocks(known_traces(store, digest, block_count, trust, say, workload=workload), workload)
+        return hot_blocks(known_traces(store, digest, block_count, trust, workload=workload), workload)
 
 
 # ---- materialise -------------------------------------------------------------------------------------------
@@ -114,9 +113,7 @@ class UnpackResult(NamedTuple):
     hot_s: float  # until the hot files were unpacked
 
 
-def materialise(
-    url: str, directory: str, options: MaterialiseOptions, progress: Progress, say: Say
-) -> UnpackResult:
+def materialise(url: str, directory: str, options: MaterialiseOptions, progress: Progress) -> UnpackResult:
     """Unpack a tree into a new or empty directory, hot files first; needs no privilege.
 
     Raises: as bootseer.tree.unpack.tree, and as `open_tree`.
@@ -127,9 +124,7 @@ def materialise(
     directory = os.path.abspath(directory)
     began_s = time.monotonic()
     with opened(url, name=options.name, trust=trust) as tree:
-        known = known_traces(
-            tree.store, tree.digest, tree.index.block_count, trust, say, workload=options.workload
-        )
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, workload=options.workload)
         hot = add_sources(tree.index, hot_blocks(known, options.workload))
         with map_os_errors(directory):
             os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -145,12 +140,12 @@ def materialise(
             nonlocal hot_s
             hot_s = time.monotonic() - began_s
             if hot:
-                say(f"hot files unpacked after {hot_s:.1f} s: programs can start")
+                _log.info("hot files unpacked after %.1f s: programs can start", hot_s)
             if options.ready_path:
                 with map_os_errors(options.ready_path):
                     os.close(os.open(options.ready_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
-        with _blocks(tree, say) as blocks:
+        with _blocks(tree) as blocks:
             done = unpack(
                 tree.index,
                 directory,
@@ -163,27 +158,24 @@ def materialise(
             )
     if done.skipped:
         what = ", ".join(f"{number} {kind}" for kind, number in sorted(done.skipped.items()))
-        say(f"warning: skipped, because this user or file system does not support them: {what}")
+        _log.warning("skipped, because this user or file system does not support them: %s", what)
     return UnpackResult(tree.digest, done, hot_s)
 
 
 @contextmanager
-def _blocks(tree: OpenedTree, say: Say) -> Iterator[BlockSource]:
+def _blocks(tree: OpenedTree) -> Iterator[BlockSource]:
     """Yield the source of blocks; those in this node's cache are not fetched."""
     fetched = StoreBlocks(tree.store, tree.index)
     cache: Cache | None = None
     try:
-        cache = node_cache(say)
+        cache = node_cache()
     except BootseerError as error:
-        say(f"warning: block cache disabled: {error}")
+        _log.warning("block cache disabled: %s", error)
     if cache is None:
         yield fetched
         return
 
-    def log(line: str) -> None:
-        say(line)
-
-    with open_local(cache, tree.digest, tree.index, fetched, log) as blocks:
+    with open_local(cache, tree.digest, tree.index, fetched) as blocks:
         yield blocks
 
 

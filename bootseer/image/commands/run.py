@@ -14,7 +14,6 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.errors import BootseerError, ConfigError, StorageError
 from bootseer.image.commands.common import (
-    Say,
     Signing,
     find_digest,
     node_cache,
@@ -52,7 +51,7 @@ class RecordResult(NamedTuple):
     is_published: bool
 
 
-def run(url: str, command: Sequence[str], options: RunOptions, say: Say) -> int:
+def run(url: str, command: Sequence[str], options: RunOptions) -> int:
     """Run a program, or the image's own command, in an image and wait for it; return its exit status.
 
     Raises: ConfigError, StorageError, IntegrityError, Untrusted.
@@ -60,11 +59,11 @@ def run(url: str, command: Sequence[str], options: RunOptions, say: Say) -> int:
     url = url if url.startswith(ROOTFS) else tree_url(url)
     if not command:
         command = _own_command(url, options.name)
-    return run_in_image(_request(url, command, options), command, say=say).status
+    return run_in_image(_request(url, command, options), command).status
 
 
 def record(
-    url: str, command: Sequence[str], options: RunOptions, *, publishes: bool, signing: Signing, say: Say
+    url: str, command: Sequence[str], options: RunOptions, *, publishes: bool, signing: Signing
 ) -> RecordResult:
     """Run a program in an unused image, and keep its reads as an access trace.
 
@@ -82,13 +81,13 @@ def record(
     if publishes:
         signing.key(trust)  # reports an unusable key before the run
     digest = find_digest(url, trust, name=options.name)
-    directory = node_directory(node_cache(say), digest)
+    directory = node_directory(node_cache(), digest)
     if not command:
         command = _own_command(url, options.name)
     aio.close()
     _end_mounts(digest)
     request = _request(url, command, options)._replace(reads_ahead=False)
-    ran = run_in_image(request, command, is_whole_start=True, say=say)
+    ran = run_in_image(request, command, is_whole_start=True)
     if not ran.figures.get("recorded"):
         raise StorageError(
             f"{shown(url)}: nothing was recorded: the program ended with status {ran.status}; check that no other"
@@ -96,7 +95,7 @@ def record(
         )
     workload = workload_key(*request.workload)
     path = os.path.join(directory, f"trace-{workload}.json")
-    return _finish(url, digest, workload, path, ran.status, options, publishes, signing, trust, say)
+    return _finish(url, digest, workload, path, ran.status, options, publishes, signing, trust)
 
 
 def _finish(
@@ -109,19 +108,18 @@ def _finish(
     publishes: bool,
     signing: Signing,
     trust: Trust,
-    say: Say,
 ) -> RecordResult:
     from bootseer.image.commands.traces import known_traces, publish
 
     with opened(url, name=options.name, trust=trust) as tree:
         if tree.digest != digest:
             raise ConfigError(f"{shown(url)}: names another tree since the program was started; record again")
-        known = known_traces(tree.store, digest, tree.index.block_count, trust, say)
+        known = known_traces(tree.store, digest, tree.index.block_count, trust)
         mine = next((each for each in known if each.is_own and each.trace.workload == workload), None)
         if mine is None:
             raise StorageError(f"{path}: the access trace is missing; check that the cache has room")
         if publishes:
-            publish(tree, url, [mine.trace], signing.key(trust), say)
+            publish(tree, url, [mine.trace], signing.key(trust))
         hot = mine.trace.hot()
         hot_bytes = sum(tree.index.block(number).stored_bytes for number in hot)
     trace = mine.trace

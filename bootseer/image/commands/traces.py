@@ -15,7 +15,8 @@ from bootseer import aio
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import ANY_WORKLOAD, MAX_PAYLOAD_BYTES, Trace
 from bootseer.errors import BootseerError, ConfigError, StorageError
-from bootseer.image.commands.common import Say, is_registry, try_node_directory
+from bootseer.image.commands.common import is_registry, try_node_directory
+from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon.traces import ALL_TRACES, PAYLOAD_TYPE, list_stored, publish_traces, read_stored
 from bootseer.storage import Store
 from bootseer.storage.os_errors import map_os_errors
@@ -24,6 +25,9 @@ from bootseer.tree.index import BLOCK_UNITS, HOLE, Index
 from bootseer.tree.opening import OpenedTree
 from bootseer.tree.unpack.plan import files_of, plan
 from bootseer.trust import SigningKey, Trust, seal
+
+_log = get_logger(__name__)
+
 
 _OWN = re.compile(r"trace-([0-9a-f]{16})\.json")
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
@@ -39,14 +43,14 @@ class LocatedTrace(NamedTuple):
 
 
 def known_traces(
-    store: Store, digest: str, block_count: int, trust: Trust, say: Say, *, workload: str = ""
+    store: Store, digest: str, block_count: int, trust: Trust, *, workload: str = ""
 ) -> list[LocatedTrace]:
     """Return all traces of a tree: those of this node first, both by workload.
 
     In a store that cannot list (a web server): that of `workload`, and the one of all together.
     """
-    found = list(_own_traces(try_node_directory(digest, say), digest, block_count, say))
-    return found + aio.run_sync(stored_traces(store, digest, block_count, trust, say, workload=workload))
+    found = list(_own_traces(try_node_directory(digest), digest, block_count))
+    return found + aio.run_sync(stored_traces(store, digest, block_count, trust, workload=workload))
 
 
 def hot_blocks(known: Sequence[LocatedTrace], workload: str = "") -> list[int]:
@@ -74,13 +78,13 @@ def check_workload(text: str) -> str:
     return text
 
 
-def _own_traces(directory: str, digest: str, block_count: int, say: Say) -> Iterator[LocatedTrace]:
+def _own_traces(directory: str, digest: str, block_count: int) -> Iterator[LocatedTrace]:
     try:
         names = sorted(os.listdir(directory)) if directory else []
     except FileNotFoundError:
         return
     except OSError as error:
-        say(f"warning: {directory}: cannot be listed: {error.strerror}")
+        _log.warning("%s: cannot be listed: %s", directory, error.strerror)
         return
     for name in names:
         if (matched := _OWN.fullmatch(name)) is None:
@@ -89,22 +93,22 @@ def _own_traces(directory: str, digest: str, block_count: int, say: Say) -> Iter
         try:
             trace = traces.decode(read_file(path), digest, block_count, path)
         except BootseerError as error:
-            say(f"warning: a trace is not used: {error}")
+            _log.warning("a trace is not used: %s", error)
             continue
         if trace.workload == matched[1]:
             yield LocatedTrace(trace, path, is_own=True)
 
 
 async def stored_traces(
-    store: Store, digest: str, block_count: int, trust: Trust, say: Say, *, workload: str = ""
+    store: Store, digest: str, block_count: int, trust: Trust, *, workload: str = ""
 ) -> list[LocatedTrace]:
-    """Return the trusted traces of the store; report the others to `say`."""
+    """Return the trusted traces of the store; log the others."""
     is_listed = True
     try:
         names = await list_stored(store, digest)
     except StorageError as error:
         if not is_web(store.url):
-            say(f"warning: the traces of the store are not used: {error}")
+            _log.warning("the traces of the store are not used: %s", error)
             return []
         is_listed = False
         # The last one is included in the one before it, if that was published.
@@ -113,7 +117,7 @@ async def stored_traces(
     for name in names:
         if not is_listed and any(each.trace.workload == ANY_WORKLOAD for each in found):
             break
-        there = await read_stored(store, digest, name, block_count, trust, say)
+        there = await read_stored(store, digest, name, block_count, trust)
         if there is not None:
             found.append(LocatedTrace(there.trace, there.where, is_own=False))
     return found
@@ -173,18 +177,18 @@ def add_sources(index: Index, hot: Sequence[int]) -> list[int]:
 # ---- published -----------------------------------------------------------------------------------------------
 
 
-def publish(tree: OpenedTree, url: str, found: Iterable[Trace], key: SigningKey | None, say: Say) -> None:
+def publish(tree: OpenedTree, url: str, found: Iterable[Trace], key: SigningKey | None) -> None:
     """Publish traces in the tree's store; they replace those of the same workloads.
 
     Raises: StorageError, also for a store that cannot be written to.
     """
     if key is None:
-        say("warning: the trace is not signed: only the owner of the tree's directory will use it")
+        _log.warning("the trace is not signed: only the owner of the tree's directory will use it")
     found = list(found)
     if is_registry(url):
         aio.run_sync(_push(url, [seal(traces.encode(trace), PAYLOAD_TYPE, key) for trace in found]))
     else:
-        aio.run_sync(publish_traces(tree.store, found, tree.index.block_count, key, Trust.load(), say))
+        aio.run_sync(publish_traces(tree.store, found, tree.index.block_count, key, Trust.load()))
 
 
 async def _push(url: str, found: Sequence[bytes]) -> None:

@@ -15,7 +15,6 @@ from bootseer.image.artifacts import Pulled, Pushed, pull_tree, push_trace, push
 from bootseer.image.commands.common import (
     UNSIGNED,
     Progress,
-    Say,
     Signing,
     is_registry,
     opened_store,
@@ -24,6 +23,7 @@ from bootseer.image.commands.common import (
 )
 from bootseer.image.commands.traces import known_traces
 from bootseer.image.registry import Registry
+from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon.traces import MAX_ENVELOPE_BYTES
 from bootseer.storage import Store
 from bootseer.storage.oci.reference import parse_reference
@@ -33,6 +33,8 @@ from bootseer.tree import head as heads
 from bootseer.tree.head import HEAD_NAME, MAX_HEAD_BYTES, PAYLOAD_TYPE, Head, wanted_name
 from bootseer.tree.opening import open_tree, read_head
 from bootseer.trust import SigningKey, Trust, parse, seal
+
+_log = get_logger(__name__)
 
 
 class TransferOptions(NamedTuple):
@@ -53,7 +55,7 @@ class TransferResult(NamedTuple):
     traces: int
 
 
-def push(source: str, target: str, options: TransferOptions, progress: Progress, say: Say) -> TransferResult:
+def push(source: str, target: str, options: TransferOptions, progress: Progress) -> TransferResult:
     """Push a tree of any store into a registry.
 
     Raises: Untrusted if no trusted key signed the source; ConfigError, AlreadyExists, StorageError,
@@ -69,7 +71,7 @@ def push(source: str, target: str, options: TransferOptions, progress: Progress,
         there = _parsed_head(data, source)
         if there.digest != tree.digest:
             raise ConfigError(f"{shown(source)}: only the tree in its tree.json can be pushed: {there.digest}")
-        head = _head_for(target, there, data, trust, options, say)
+        head = _head_for(target, there, data, trust, options)
 
         async def send() -> Pushed:
             reference = parse_reference(target)
@@ -78,11 +80,11 @@ def push(source: str, target: str, options: TransferOptions, progress: Progress,
                 return await push_tree(registry, reference, store, subject=subject, head=head, progress=progress)
 
         pushed = aio.run_sync(send())
-        traces = _push_traces(store, tree.index.block_count, pushed, trust, say) if options.has_traces else 0
+        traces = _push_traces(store, tree.index.block_count, pushed, trust) if options.has_traces else 0
     return TransferResult(pushed.tree, pushed.name, str(pushed.reference), pushed.size, pushed.sent_bytes, traces)
 
 
-def pull(source: str, target: str, options: TransferOptions, progress: Progress, say: Say) -> TransferResult:
+def pull(source: str, target: str, options: TransferOptions, progress: Progress) -> TransferResult:
     """Pull a tree of a registry into a directory, or any other store.
 
     Its tree.json is written once, from the head that was verified before any data was received: a place of this
@@ -119,11 +121,11 @@ def pull(source: str, target: str, options: TransferOptions, progress: Progress,
 
         pulled, name = aio.run_sync(receive())
         if key is None and not options.as_is:
-            say(UNSIGNED)
+            _log.info(UNSIGNED)
     return TransferResult(pulled.tree, name, "", pulled.size, pulled.received_bytes, pulled.traces)
 
 
-def _head_for(target: str, there: Head, data: bytes, trust: Trust, options: TransferOptions, say: Say) -> bytes:
+def _head_for(target: str, there: Head, data: bytes, trust: Trust, options: TransferOptions) -> bytes:
     """Return the tree.json of a copy in a registry."""
     name = wanted_name(target, options.name)
     key = None if options.as_is else options.signing.key(trust)
@@ -132,11 +134,11 @@ def _head_for(target: str, there: Head, data: bytes, trust: Trust, options: Tran
     signatures = parse(data, PAYLOAD_TYPE, "tree.json", max_bytes=MAX_HEAD_BYTES).signatures
     if options.as_is or (signatures and not options.signing.is_unsigned):
         if there.name != name:
-            say(f"the copy keeps its name and signatures; open it with --name {there.name}")
+            _log.info("the copy keeps its name and signatures; open it with --name %s", there.name)
         return data
-    say(
-        "warning: the tree is not signed, and unsigned trees in a registry are not trusted;"
-        " create a key with `bootseer keys make`"
+    _log.warning(
+        "the tree is not signed, and unsigned trees in a registry are not trusted; create a"
+        " key with `bootseer keys make`"
     )
     return _sealed(there, name, None)
 
@@ -151,9 +153,9 @@ def _parsed_head(data: bytes, url: str) -> Head:
     return heads.decode(parse(data, PAYLOAD_TYPE, where, max_bytes=MAX_HEAD_BYTES).payload, where)
 
 
-def _push_traces(store: Store, block_count: int, pushed: Pushed, trust: Trust, say: Say) -> int:
+def _push_traces(store: Store, block_count: int, pushed: Pushed, trust: Trust) -> int:
     """Push the trusted traces, as stored; return their number."""
-    known = known_traces(store, pushed.tree, block_count, trust, say)
+    known = known_traces(store, pushed.tree, block_count, trust)
     stored = [each for each in known if not each.is_own]
 
     async def send() -> int:

@@ -17,10 +17,8 @@ import enum
 import errno
 import os
 import select
-import sys
 import threading
 import time
-from collections.abc import Callable
 
 from bootseer.errors import ConfigError, StorageError
 from bootseer.linux import mount as kernel
@@ -35,7 +33,6 @@ from bootseer.mounts.device.server import (
     SharedDescriptor,
     Statistics,
 )
-from bootseer.mounts.log import Log
 
 __all__ = ["Device", "Done", "FlatFile", "Statistics"]
 
@@ -54,16 +51,12 @@ class State(enum.Enum):
 class FlatFile:
     """The mount: `start`, or `mount` and then `serve`; then `path` can be read until `stop`."""
 
-    def __init__(self, folder: str, *, log: Callable[[str], None] | None = None) -> None:
-        """Args:
-        folder: an empty one.
-        log: receives lines about failed answers; by default they go to stderr.
-        """
+    def __init__(self, folder: str) -> None:
+        """Args: folder: an empty one."""
         self.folder = os.path.realpath(folder)  # as in the list of mounts
         self.path = os.path.join(self.folder, NAME)
         self.metadata_path = os.path.join(self.folder, METADATA)
         self.connection = -1  # its number in the list of mounts
-        self._log = Log(log or _to_stderr)
         self._state = State.NEW
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -103,7 +96,7 @@ class FlatFile:
             if self._state is State.STOPPED:
                 return
             assert self._link is not None and self._server is None, "once, when it is mounted"
-            self._server = Server(self._link, device, metadata, self._log)
+            self._server = Server(self._link, device, metadata)
             try:
                 for thread in self._threads:
                     _start(thread, self._link)
@@ -221,7 +214,3 @@ def _start(thread: threading.Thread, link: SharedDescriptor) -> None:
     except RuntimeError as caught:
         link.let_go()
         raise StorageError("no thread could be started: is the limit of processes reached?") from caught
-
-
-def _to_stderr(line: str) -> None:
-    print(f"bootseer device: {line}", file=sys.stderr, flush=True)

@@ -17,7 +17,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from bootseer.logs import get_logger
 from bootseer.mounts.device import fuse_wire as wire
+
+_log = get_logger(__name__)
+
 
 NAME, METADATA = "device", "metadata"
 FILE = wire.ROOT + 1
@@ -96,13 +100,10 @@ class _Counts:
 class Server:
     """Answers requests from a descriptor."""
 
-    def __init__(
-        self, link: SharedDescriptor, device: Device, metadata: Device | None, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, link: SharedDescriptor, device: Device, metadata: Device | None) -> None:
         """`metadata`: is served as a second file, if given; reads of it are not counted."""
         self._link = link
         self._device, self._metadata = device, metadata
-        self._log = log
         files = [(NAME, device.size)]
         if metadata is not None:
             files.append((METADATA, metadata.size))
@@ -144,7 +145,7 @@ class Server:
                     self._answer_later(unique, offset, size)
                     continue
             except Exception as caught:
-                self._log(f"bytes {offset} to {offset + size}: {caught!r}")
+                _log.info("bytes %s to %s: %r", offset, offset + size, caught)
                 self._fail(unique, errno.EIO, counts)
                 continue
             pack(area, head, reply_bytes + size, 0, unique)
@@ -232,7 +233,7 @@ class Server:
         try:
             (metadata or self._device).read_later(offset, size, finish)
         except Exception as caught:
-            self._log(f"bytes {offset} to {offset + size}: {caught!r}")
+            _log.info("bytes %s to %s: %r", offset, offset + size, caught)
             finish(None)
 
     def _finish(
@@ -245,7 +246,7 @@ class Server:
             self._waiting.discard(unique)
         if data is not None and len(data) != size:
             # EROFS would fill up a short answer with zeros.
-            self._log(f"bytes {offset} to {offset + size}: the device gave {len(data)} bytes")
+            _log.info("bytes %s to %s: the device gave %s bytes", offset, offset + size, len(data))
             data = None
         if not self._link.hold():
             return

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from bootseer.linux import processes
+from bootseer.logs import destination, prepare, sent_to
 from bootseer.mounts.fuse.operations import Operations, show
 from bootseer.mounts.fuse.protocol import MountedFiles, Saver
 from bootseer.mounts.fuse.reading import Reader
@@ -53,32 +54,31 @@ def mount(
     saver: Saver | None = None,
     options: Options | None = None,
     on_ready: Callable[[], None] = lambda: None,
-    log: Callable[[str], None] | None = None,
 ) -> None:
     """Mount, call `on_ready`, and return when the mount has ended.
 
-    Signals are handled when it is called in the main thread. `log` receives lines; by default they go to stderr.
+    Signals are handled when it is called in the main thread. Without a destination its lines go to
+    stderr meanwhile, those of the whole process.
     Raises: ConfigError when nothing can be mounted there or here; StorageError when the mount fails.
     """
     options = options or Options()
     directory = os.path.abspath(directory)
     check_system()
     check_directory(directory)
-    lines = Log(log or _to_stderr)
     tree = show(files)
     reader = Reader(options.window_bytes)
     lock = threading.RLock()
     saves: PendingSaves | None = None
-    operations = Operations(tree, reader, lines, lock)
+    operations = Operations(tree, reader, lock)
     if not read_only and saver is not None:
         processes.allow_files(1 << 20)  # each file that is being written needs one
         spool = Spool(options.spool_bytes, options.spool_directory or tempfile.gettempdir())
-        saves = PendingSaves(tree, saver, lock, files, settle_s=options.settle_s, log=lines)
-        operations = WritableOperations(tree, reader, lines, lock, saves, spool)
+        saves = PendingSaves(tree, saver, lock, files, settle_s=options.settle_s)
+        operations = WritableOperations(tree, reader, lock, saves, spool)
     session = Session(
         operations, directory, name=options.name, read_only=saves is None, allow_other=options.allow_other
     )
-    with _signals() as signals:
+    with _signals() as signals, sent_to(Log(destination() or _to_stderr)):
         session.start()
         session.is_ready.wait()
         try:
@@ -86,6 +86,7 @@ def mount(
                 if saves is not None:
                     saves.start()
                 on_ready()
+                prepare()
             while not session.join(LOOK_S) and not signals.end_requested:
                 pass
         finally:

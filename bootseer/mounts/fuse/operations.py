@@ -17,11 +17,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from bootseer.errors import BootseerError
+from bootseer.logs import get_logger
 from bootseer.mounts.fuse.names import Directory, File, Node, Stored, Tree, error, find_files
 from bootseer.mounts.fuse.protocol import MountedFiles
 from bootseer.mounts.fuse.reading import OpenFile, Reader
 from bootseer.mounts.fuse.spool import SpoolFile
-from bootseer.mounts.log import Log
+
+_log = get_logger(__name__)
+
 
 BLOCK_BYTES = 4096
 VERSION_ATTRIBUTE = "user.bootseer.version"
@@ -42,10 +45,10 @@ def answered(func: F) -> F:
         except OSError:
             raise
         except BootseerError as caught:
-            self.log(f"{func.__name__}: {caught}")
+            _log.info("%s: %s", func.__name__, caught)
             raise error(errno.EIO) from caught
         except Exception as caught:
-            self.log(f"{func.__name__} failed: {''.join(traceback.format_exception(caught))}")
+            _log.info("%s failed: %s", func.__name__, "".join(traceback.format_exception(caught)))
             raise error(errno.EIO) from caught
 
     return call  # type: ignore[return-value]
@@ -69,8 +72,7 @@ class Operations:
     use_ns = True
     is_writable = False
 
-    def __init__(self, tree: Tree, reader: Reader, log: Log, lock: threading.RLock) -> None:
-        self.log = log
+    def __init__(self, tree: Tree, reader: Reader, lock: threading.RLock) -> None:
         self.on_init: Callable[[Any, Any], None] = lambda _conn, _config: None
         self.on_end: Callable[[], None] = lambda: None
         self.context_thread: Callable[[], int] = lambda: 0  # of the requesting program
@@ -197,7 +199,7 @@ class Operations:
         try:
             return self._reader.read(reading, offset, length, address)
         except BootseerError as caught:
-            self.log(f"{content.path}: bytes {offset} to {offset + length}: {caught}")
+            _log.info("%s: bytes %s to %s: %s", content.path, offset, offset + length, caught)
             raise error(errno.EIO) from caught
 
     @answered

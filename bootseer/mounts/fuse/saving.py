@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from bootseer.backoff import Backoff
 from bootseer.counted import counted
+from bootseer.logs import get_logger
 from bootseer.mounts.fuse.names import Directory, File, Node, Stored, Tree, error, files_of, find_files
 from bootseer.mounts.fuse.protocol import MountedFiles, SavedFile, Saver
 from bootseer.mounts.fuse.rules import (
@@ -29,6 +30,9 @@ from bootseer.mounts.fuse.rules import (
     is_temporary,
 )
 from bootseer.mounts.fuse.spool import SpoolFile
+
+_log = get_logger(__name__)
+
 
 FILE_SETTLE_S = 0.5  # a file that was closed may be renamed at once
 RETRIES = Backoff(10.0, 300.0)
@@ -67,9 +71,8 @@ class PendingSaves:
         base: MountedFiles,
         *,
         settle_s: float | None,
-        log: Callable[[str], None],
     ) -> None:
-        self._top, self._saver, self._log = tree.root.children, saver, log
+        self._top, self._saver = tree.root.children, saver
         self._remove = tree.root.remove
         self._settle_s = settle_s
         self._lock = lock
@@ -181,7 +184,7 @@ class PendingSaves:
                 if not why:
                     chosen.append(name)
                     continue
-                self._log(f"{name or 'parts'}: not saved: {why}")
+                _log.info("%s: not saved: %s", name or "parts", why)
                 if is_asked:
                     raise error(errno.EBUSY if self._has_writers(name) else errno.EIO)
             chosen = [name for name in chosen if not self._is_side_name(name)]
@@ -206,7 +209,7 @@ class PendingSaves:
             reasons = {save.name: self._why_not(save, False) for save in left}
             for name, why in reasons.items():
                 if why:
-                    self._log(f"{name or 'parts'}: not saved: {why}")
+                    _log.info("%s: not saved: %s", name or "parts", why)
             names = [name for name, why in reasons.items() if not why]
         for name in names:
             try:
@@ -215,7 +218,7 @@ class PendingSaves:
                 pass  # it is in the log
         if self._has_new_sides:
             sides = [name for name in self._saves if self._is_side_name(name)]
-            self._log(f"{', '.join(sides)}: not saved: small files at the top go with a save, and none followed")
+            _log.info("%s: not saved: small files at the top go with a save, and none followed", ", ".join(sides))
 
     # ---- the thread -------------------------------------------------------------------------------------------
 
@@ -306,13 +309,17 @@ class PendingSaves:
             failure = caught
         what = ", ".join(name for name in names if name) or "files at the top"
         if files is None:
-            self._log(f"{what}: not saved: {failure or type(failure).__name__}")
+            _log.info("%s: not saved: %s", what, failure or type(failure).__name__)
         else:
             size = sum(saved.size for saved, _ in snapshot)
             seconds = time.monotonic() - started_s
-            self._log(
-                f"{what}: saved as {files.version}, {counted(len(snapshot), 'file')}, {size} bytes,"
-                f" {seconds:.1f} s"
+            _log.info(
+                "%s: saved as %s, %s, %s bytes, %.1f s",
+                what,
+                files.version,
+                counted(len(snapshot), "file"),
+                size,
+                seconds,
             )
         with self._lock:
             for name in {*names, *(self._save_of(file) for _, file in snapshot)}:
@@ -339,7 +346,7 @@ class PendingSaves:
         for node in [node for node in others if not is_part(node.name) and names != [PARTS]]:
             is_stored = isinstance(node.content, Stored) and node.content.files is not files
             if len(names) == 1 and is_stored and find_step(node.name) is None and find_step(names[0]) is None:
-                self._log(f"{names[0]}: this newest version has no {node.name}: save both in one directory")
+                _log.info("%s: this newest version has no %s: save both in one directory", names[0], node.name)
                 break
         keep = self._saver.keep
         if keep is not None:

@@ -16,7 +16,6 @@ from bootseer.mounts.fuse.operations import Handle, Operations, answered
 from bootseer.mounts.fuse.reading import Reader
 from bootseer.mounts.fuse.saving import PendingSaves, is_commit
 from bootseer.mounts.fuse.spool import Spool, SpoolFile
-from bootseer.mounts.log import Log
 
 COPY_BYTES = 4 << 20
 HIDDEN_PREFIX = ".fuse_hidden"  # libfuse renames files that are removed while open
@@ -29,9 +28,9 @@ class WritableOperations(Operations):
     is_writable = True
 
     def __init__(
-        self, tree: Tree, reader: Reader, log: Log, lock: threading.RLock, saves: PendingSaves, spool: Spool
+        self, tree: Tree, reader: Reader, lock: threading.RLock, saves: PendingSaves, spool: Spool
     ) -> None:
-        super().__init__(tree, reader, log, lock)
+        super().__init__(tree, reader, lock)
         self._saves, self._spool = saves, spool
         self._hidden: dict[str, File] = {}  # removed or replaced, and still open
 

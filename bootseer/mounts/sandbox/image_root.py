@@ -140,10 +140,9 @@ def enter_path() -> str:
     return os.path.abspath(compiled if compiled and os.path.exists(compiled) else enter.__file__)
 
 
-def open_image(request: ImageRequest, sandbox: ImageSandbox, say: Callable[[str], object]) -> OpenImage:
+def open_image(request: ImageRequest, sandbox: ImageSandbox) -> OpenImage:
     """Fetch the image and make its root. The result's `close`, or the caller after an error, closes `sandbox`.
 
-    Args: say: receives progress lines for users.
     Raises: ConfigError, StorageError, IntegrityError.
     """
     if not may_mount():
@@ -151,7 +150,6 @@ def open_image(request: ImageRequest, sandbox: ImageSandbox, say: Callable[[str]
     source = open_source(
         request.url,
         request.workload,
-        say,
         name=request.name,
         digest=request.digest,
         reads_ahead=request.reads_ahead,

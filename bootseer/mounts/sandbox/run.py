@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer.errors import ConfigError
+from bootseer.logs import get_logger
 from bootseer.mounts.sandbox.image_root import ImageRequest, open_image
 from bootseer.mounts.sandbox.process import ImageSandbox
+
+_log = get_logger(__name__)
+
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A terminal sends them to the program as well.
@@ -24,9 +28,7 @@ class RunResult(NamedTuple):
     figures: Mapping[str, float]  # bytes that it read of its image, and its stall time
 
 
-def run_in_image(
-    request: ImageRequest, argv: Sequence[str], *, is_whole_start: bool = False, say: Callable[[str], object]
-) -> RunResult:
+def run_in_image(request: ImageRequest, argv: Sequence[str], *, is_whole_start: bool = False) -> RunResult:
     """Run `argv` in the image, with this process's streams, environment and working directory.
 
     Call it in a process without threads; it forks. Signals that end programs are passed on.
@@ -38,13 +40,13 @@ def run_in_image(
         raise ConfigError("no program is given: name one to run in the image")
     sandbox = ImageSandbox()
     try:
-        image = open_image(request, sandbox, say)
+        image = open_image(request, sandbox)
     except BaseException:
         sandbox.close()
         raise
     try:
         for note in image.notes:
-            say(note)
+            _log.line(note)
         status = _run([*image.prefix, *argv], image.environ(os.environ))
         figures = image.source.first_step() if is_whole_start else {}
     finally:

@@ -27,11 +27,14 @@ from typing import Any
 from bootseer.errors import BootseerError
 from bootseer.ipc.channel import Channel
 from bootseer.linux import processes
+from bootseer.logs import get_logger, prepare, send_to
 from bootseer.mounts.sandbox.binds import Bind, UnboundPath
 from bootseer.mounts.sandbox.image_root import ImageRequest, OpenImage, open_image
 from bootseer.mounts.sandbox.process import ImageSandbox
 from bootseer.mounts.sandbox.shared import CACHES, shared_directories
 from bootseer.mounts.sandbox.source import ROOTFS
+
+_log = get_logger(__name__)
 
 MAX_LINE_BYTES = 16 << 20
 CHECK_S = 1.0  # between checks whether the image is still served
@@ -82,7 +85,7 @@ class ImageService:
                 try:
                     found = {} if self._image is None else dict(self._image.source.first_step())
                 except BootseerError as error:
-                    self._tell("said", text=f"the access trace of the image is not recorded: {error}")
+                    _log.info("the access trace of the image is not recorded: %s", error)
                 else:
                     self._tell("statistics", found=found)
             case "show":
@@ -91,7 +94,7 @@ class ImageService:
                     try:
                         missing = self._image.show(missing)
                     except (BootseerError, OSError) as error:
-                        self._tell("said", text=f"the image does not show {', '.join(missing)}: {error}")
+                        _log.info("the image does not show %s: %s", ", ".join(missing), error)
                 self._tell("shown", number=order["number"], missing=missing)
             case "show-from" if self._image is not None:
                 why = ""
@@ -141,7 +144,7 @@ class ImageService:
             on_fall_back=lambda why: self._tell("fell-back", why=why),
         )
         try:
-            image = open_image(request, self._sandbox, lambda text: self._tell("said", text=text))
+            image = open_image(request, self._sandbox)
         except (BootseerError, OSError) as error:
             self._tell("failed", why=str(error))
             return
@@ -161,6 +164,11 @@ class ImageService:
             has_user_namespace=image.has_user_namespace,
             notes=image.notes,
         )
+        prepare()
+
+    def say(self, line: str) -> None:
+        """Report a line to the user; this process logs with it."""
+        self._tell("said", text=line)
 
     def _tell(self, did: str, **fields: object) -> None:
         self._channel.send({"did": did, **fields})
@@ -170,7 +178,9 @@ def main() -> None:
     """Run the service on its standard streams; output of libraries goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # bootrun decides when a job ends
     processes.set_death_signal(signal.SIGTERM)  # also during unpacking, which has no other signal to end
-    ImageService(Channel.of_standard_input(max_bytes=MAX_LINE_BYTES), ImageSandbox()).run()
+    service = ImageService(Channel.of_standard_input(max_bytes=MAX_LINE_BYTES), ImageSandbox())
+    send_to(service.say)
+    service.run()
 
 
 if __name__ == "__main__":

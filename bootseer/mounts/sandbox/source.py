@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError
 from bootseer.linux.privileges import may_mount
+from bootseer.logs import get_logger
 from bootseer.storage.near import local_disk_directory_of
 from bootseer.tree.index import PACKS
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from bootseer.mounts.tree_daemon.mount import MountedTree
     from bootseer.mounts.unpacked.tree import UnpackedTree
     from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 ROOTFS = "rootfs:"
 _FIGURES = (
@@ -74,7 +78,6 @@ class ImageSource(Protocol):
 def open_source(
     url: str,
     workload: tuple[str, str],
-    say: Callable[[str], object] = lambda _: None,
     *,
     name: str = "",
     digest: str = "",
@@ -87,7 +90,6 @@ def open_source(
 ) -> ImageSource:
     """Open the source of an image. Args:
         workload: program and script: select the access trace.
-        say: receives progress lines for users.
         name: of the tree, if it was published under another name than this URL.
         digest: of the tree, if it has to be this one, even if the URL names another one by now.
         reads_ahead: False if the access trace of the start is recorded in any case.
@@ -95,16 +97,13 @@ def open_source(
         avoid_mount: reason to unpack it instead of mounting it; if that fails, it is mounted.
         on_origin: receives the store and its directories that are read through the peers.
         on_digest: receives the tree's digest, before the tree can be used.
-        on_fall_back: receives the reason why it is unpacked; by default `say` does.
+        on_fall_back: receives the reason why it is unpacked; by default it is logged as a warning.
     Raises: ConfigError, StorageError, IntegrityError.
     """
     if url.startswith(ROOTFS):
         return DirectorySource(url.removeprefix(ROOTFS))
     began_s = time.monotonic()
     from bootseer.mounts.tree_daemon.waiting import end_spare_daemon, start_spare_daemon
-
-    def warn(why: str) -> None:
-        say(f"warning: {why}")
 
     start_spare_daemon(url, unless_served=_runtime())  # it gets ready while the tree is resolved
     try:
@@ -116,7 +115,17 @@ def open_source(
             if peers:
                 on_origin(store_url, [PACKS])
         return _open_tree(
-            *(url, workload, say, name, digest, reads_ahead, peers, avoid_mount, on_digest, on_fall_back or warn),
+            *(
+                url,
+                workload,
+                name,
+                digest,
+                reads_ahead,
+                peers,
+                avoid_mount,
+                on_digest,
+                on_fall_back or _log.warning,
+            ),
             began_s,
         )
     finally:
@@ -135,7 +144,6 @@ def _runtime() -> str:
 def _open_tree(
     url: str,
     workload: tuple[str, str],
-    say: Callable[[str], object],
     name: str,
     digest: str,
     reads_ahead: bool,
@@ -154,7 +162,7 @@ def _open_tree(
     digest = resolve_tree(url, trust, name, digest, TreeOptions(), _runtime())[1]
     on_digest(digest)
     why = "" if may_mount() else "it cannot be mounted here: mounts need root (CAP_SYS_ADMIN)"
-    unpack = partial(UnpackedSource, url, trust, name, digest, key, say, began_s, peers)
+    unpack = partial(UnpackedSource, url, trust, name, digest, key, began_s, peers)
     options = TreeOptions(peers=peers)
     if not reads_ahead:
         options = options._replace(read_ahead_share=0.0)
@@ -267,14 +275,13 @@ class UnpackedSource:
         name: str,
         digest: str,
         workload: str,
-        say: Callable[[str], object],
         began_s: float,
         peers: str = "",
     ) -> None:
         from bootseer.mounts.unpacked.tree import unpack_tree
 
         self._tree: UnpackedTree = unpack_tree(
-            url, trust=trust, name=name, digest=digest, workload=workload, say=say, peers=peers
+            url, trust=trust, name=name, digest=digest, workload=workload, peers=peers
         )
         self.folder, self.digest, self.env = self._tree.folder, self._tree.digest, self._tree.env
         self.lock_path = self._tree.lock_path

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import BootseerError, IntegrityError, NotFound
+from bootseer.logs import get_logger
 from bootseer.mounts.faults import Journal
+
+_log = get_logger(__name__)
+
 
 NAME = "unreadable"  # in the directory of the tree in the cache
 MAX_REMEMBERED = 64  # blocks
@@ -31,12 +35,10 @@ def is_damage(error: BaseException) -> bool:
 class TreeFaults:
     """Failed reads of one daemon; for its event loop."""
 
-    def __init__(
-        self, journal_path: str, folder: str, block_count: int, url: str, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, journal_path: str, folder: str, block_count: int, url: str) -> None:
         """Args: folder: of the tree in the cache; there may be none; url: of its store, for users."""
         self.journal = Journal(journal_path)
-        self._directory, self._block_count, self._url, self._log = folder, block_count, url, log
+        self._directory, self._block_count, self._url = folder, block_count, url
         self._unreadable: dict[int, tuple[str, bool]] = {}  # block: why, and whether it is damage
 
     def load(self) -> None:
@@ -112,4 +114,4 @@ class TreeFaults:
             else:
                 os.unlink(os.path.join(self._directory, NAME))
         except OSError as error:
-            self._log(f"{self._directory}: the list of unreadable blocks is not saved: {error.strerror}")
+            _log.info("%s: the list of unreadable blocks is not saved: %s", self._directory, error.strerror)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import ConfigError, StorageError
+from bootseer.logs import sent_to
 from bootseer.mounts.tree_daemon.parts import open_parts
 from bootseer.mounts.tree_daemon.settings import Settings
 from bootseer.storage import redact
@@ -49,9 +50,10 @@ async def fill_cache(
     limits = limits or FillLimits()
     told: list[str] = []
     async with AsyncExitStack() as stack:
-        parts = await open_parts(stack, settings, digest, told.append)
-        await parts.metadata()
-        await parts.finish()
+        with sent_to(told.append):
+            parts = await open_parts(stack, settings, digest)
+            await parts.metadata()
+            await parts.finish()
         index, cache = parts.index, parts.tree_cache
         chosen = await choose(index.block_count)
         wanted: Sequence[int] = range(index.block_count) if chosen is None else chosen
@@ -73,7 +75,6 @@ async def fill_cache(
             cold_width=WIDTH,
             max_bytes_per_s=limits.max_bytes_per_s,
             limits_hot=True,
-            log=told.append,
         )
 
         async def tell() -> None:
@@ -82,11 +83,12 @@ async def fill_cache(
                 missing = await aio.run_io(cache.missing, wanted)
                 progress(total - sum(sizes[number] for number in missing), total)
 
-        async with asyncio.TaskGroup() as group:
-            telling = group.create_task(tell())
-            await prefetcher.run()
-            telling.cancel()
-        await parts.keep()
+        with sent_to(told.append):
+            async with asyncio.TaskGroup() as group:
+                telling = group.create_task(tell())
+                await prefetcher.run()
+                telling.cancel()
+            await parts.keep()
         left = await aio.run_io(cache.missing, wanted)
         left_bytes = sum(sizes[number] for number in left)
         progress(total - left_bytes, total)

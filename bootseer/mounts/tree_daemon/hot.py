@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,11 +22,15 @@ from bootseer.blocks.prefetch import Phase, Prefetcher
 from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace, with_known
 from bootseer.errors import BootseerError
+from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon import io_priority as hot_first
 from bootseer.mounts.tree_daemon.parts import DaemonParts
 from bootseer.mounts.tree_daemon.prefetch import PrefetchWorker, end_spare_worker
 from bootseer.mounts.tree_daemon.prefetch_worker import PrefetchOrder
 from bootseer.mounts.tree_daemon.settings import Settings
+
+_log = get_logger(__name__)
+
 
 APART_BLOCKS = 256  # from so many on another process pays off
 SHARE_WITHIN_S = 10.0  # all nodes of a job end their recordings at about the same time: the delays order them
@@ -44,14 +48,13 @@ class HotBlocks:
         digest: str,
         root: str,
         runtime: str,
-        log: Callable[[str], None],
     ) -> None:
         """Args: group: of its tasks; root: where the tree will be mounted; runtime: directory of this user."""
         self._group = group
         self.recorder = Recorder(0)
         self.recording = "off"  # on, full, done
         self.trace_where = ""  # place of the trace that was found
-        self._parts, self._settings, self._digest, self._root, self._log = parts, settings, digest, root, log
+        self._parts, self._settings, self._digest, self._root = parts, settings, digest, root
         self._runtime = runtime
         self._reads_ahead = random.random() < settings.read_ahead_share  # noqa: S311  no secret
         self._is_shown = False
@@ -149,7 +152,7 @@ class HotBlocks:
         if self._parts.peers_path:
             await asyncio.sleep(random.random() * SHARE_WITHIN_S)  # noqa: S311  no secret
         if await self._parts.traces.share(recorded):
-            self._log("the trace is published, as the store had none of this workload")
+            _log.info("the trace is published, as the store had none of this workload")
 
     async def _begin_own(self) -> None:
         try:
@@ -176,7 +179,7 @@ class HotBlocks:
 
     async def _run_hot(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
         """Fetch many blocks in another process; few, or the remaining ones, in this one."""
-        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot, log=self._log)
+        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot)
         with hot_first.fetching_hot(self._runtime):
             await self._run_apart(name, hot, may_read_ahead)
             await prefetcher.run()
@@ -187,7 +190,7 @@ class HotBlocks:
         root = self._root if len(hot) >= APART_BLOCKS and may_read_ahead else ""
         missing = await aio.run_io(parts.tree_cache.missing, hot)
         if (root or len(missing) >= APART_BLOCKS) and not parts.tree_cache.full_reason:
-            worker = self._workers[name] = PrefetchWorker(self._log)
+            worker = self._workers[name] = PrefetchWorker()
             if self._is_shown:
                 worker.note_shown()
             settings = msgspec.structs.replace(self._settings, peers=parts.peers_path)
@@ -210,7 +213,7 @@ class HotBlocks:
         await asyncio.sleep(after_s)
         if WHOLE not in self._prefetchers:
             rate = self._settings.cold_bytes_per_s
-            whole = Prefetcher(self._parts.fetcher, is_whole=True, max_bytes_per_s=rate, log=self._log)
+            whole = Prefetcher(self._parts.fetcher, is_whole=True, max_bytes_per_s=rate)
             self._prefetchers[WHOLE] = whole
             await whole.run()
 
@@ -221,9 +224,9 @@ class HotBlocks:
             try:
                 await work
             except BootseerError as error:
-                self._log(str(error))
+                _log.info("%s", error)
             except Exception as error:
-                self._log(f"internal error in the background: {type(error).__name__}: {error}")
+                _log.info("internal error in the background: %s: %s", type(error).__name__, error)
 
         task = self._group.create_task(run())
         self._tasks.add(task)

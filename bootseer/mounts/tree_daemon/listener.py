@@ -18,6 +18,10 @@ from bootseer.errors import ConfigError
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer, decode, encode
 from bootseer.ipc.replies import from_error
 from bootseer.ipc.unix_sockets import is_own_or_root, peer_of, with_short_address
+from bootseer.logs import get_logger
+
+_log = get_logger(__name__)
+
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CONNECTIONS = 4096
@@ -47,7 +51,6 @@ class Listener:
         answer: Answer,
         *,
         on_change: Callable[[], object] = lambda: None,
-        log: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Listen from now on; `accept` answers.
 
@@ -57,7 +60,7 @@ class Listener:
         Raises: OSError.
         """
         self.leases: set[Lease] = set()
-        self._answer, self._on_change, self._log = answer, on_change, log
+        self._answer, self._on_change = answer, on_change
         self._count = 0
         self._answering = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -134,7 +137,7 @@ class Listener:
         except (OSError, TimeoutError, InvalidMessageError):
             pass  # it has ended, or sends no request
         except Exception as error:  # on any error other connections continue
-            self._log(f"a request could not be answered: {error!r}")
+            _log.info("a request could not be answered: %r", error)
         finally:
             connection.close()
             if lease is not None:

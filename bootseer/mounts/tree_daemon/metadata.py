@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 
 import msgspec
 
 from bootseer.blocks.cache import TREES, Cache
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import IntegrityError
+from bootseer.logs import get_logger
 from bootseer.tree import erofs
 from bootseer.tree.compression import decompress
 from bootseer.tree.index import MAX_RAW_INDEX_BYTES, Config, Index
+
+_log = get_logger(__name__)
+
 
 NAME = f"erofs-{erofs.VERSION}"
 _DIGEST_BYTES = 32
@@ -49,12 +52,12 @@ def may_be_cached(cache: Cache, digest: str) -> bool:
     return os.path.lexists(os.path.join(cache.folder, TREES, digest, NAME))
 
 
-def store(directory: str, digest: str, data: bytes | bytearray | memoryview, log: Callable[[str], None]) -> None:
+def store(directory: str, digest: str, data: bytes | bytearray | memoryview) -> None:
     """Store metadata for the next start. Without space it is made again then."""
     try:
         write_whole(directory, NAME, b"".join([_seal(digest, data), data]))
     except OSError as error:
-        log(f"{directory}: the tree's metadata is not cached: {error.strerror}")
+        _log.info("%s: the tree's metadata is not cached: %s", directory, error.strerror)
 
 
 def slim(index: Index) -> Index:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,12 +53,11 @@ class DaemonParts:
         traces: Traces,
         maker: Maker,
         stores: Stores,
-        log: Callable[[str], None],
     ) -> None:
         self._peers, self._store = stores.peers, stores.read
         self.cache, self.tree_cache, self.fetcher, self.traces = cache, tree_cache, fetcher, traces
         self.index = index  # without entries
-        self._maker, self._log = maker, log
+        self._maker = maker
         self._metadata: bytes | bytearray | memoryview = b""
         self._is_new = False  # the metadata has to be made
         self._is_checked = False
@@ -162,9 +160,7 @@ class DaemonParts:
             digest = self.tree_cache.tree
             await aio.run_io(self.cache.write_index, digest, data)
             self._index_bytes = b""
-            await aio.run_io(
-                tree_metadata.store, _directory(self.cache, digest), digest, self._metadata, self._log
-            )
+            await aio.run_io(tree_metadata.store, _directory(self.cache, digest), digest, self._metadata)
 
 
 class Stores(NamedTuple):
@@ -173,7 +169,7 @@ class Stores(NamedTuple):
     peers: PeersFile | None  # None: no peers
 
 
-async def open_stores(stack: AsyncExitStack, settings: Settings, log: Callable[[str], None]) -> Stores:
+async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
     """Open the stores of a tree; `stack` closes them. Raises: ConfigError."""
     store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
     # A store with replicas is read differently when peers are used: only for a job that has some.
@@ -185,7 +181,7 @@ async def open_stores(stack: AsyncExitStack, settings: Settings, log: Callable[[
     from bootseer.peers import PeerStore
     from bootseer.peers.membership import PeersFile
 
-    peers = PeersFile(settings.peers, log=log)
+    peers = PeersFile(settings.peers)
     read = PeerStore(store, settings.url, peers)
     stack.push_async_callback(read.aclose)
     return Stores(store, read, peers)
@@ -195,7 +191,6 @@ async def open_parts(
     stack: AsyncExitStack,
     settings: Settings,
     digest: str,
-    log: Callable[[str], None],
     vetted: SuppliedIndex | None = None,
 ) -> DaemonParts:
     """Open all parts except metadata that must be made. `stack` closes them.
@@ -205,9 +200,9 @@ async def open_parts(
     """
     if vetted is not None:
         stack.callback(vetted.close)
-    stores = await open_stores(stack, settings, log)
+    stores = await open_stores(stack, settings)
     store = stores.read
-    cache = await aio.run_io(open_cache, settings, log)
+    cache = await aio.run_io(open_cache, settings)
     maker = tree_maker.take()
     stack.callback(maker.close)
     directory = _directory(cache, digest)
@@ -226,10 +221,10 @@ async def open_parts(
     else:
         full, index_bytes = await _open_index(store, cache, digest, maker)
         index = tree_metadata.slim(full)
-    fetcher = await open_fetcher(stack, settings, store, cache, index, digest, log)
+    fetcher = await open_fetcher(stack, settings, store, cache, index, digest)
     trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
-    traces = Traces(directory, digest, index.block_count, stores.itself, trust, log)
-    parts = DaemonParts(cache, fetcher.cache, index, fetcher, traces, maker, stores, log)
+    traces = Traces(directory, digest, index.block_count, stores.itself, trust)
+    parts = DaemonParts(cache, fetcher.cache, index, fetcher, traces, maker, stores)
     parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
     parts._is_new, parts._vetted = is_new, vetted if is_new else None
     return parts
@@ -242,12 +237,11 @@ async def open_fetcher(
     cache: Cache,
     index: Index,
     digest: str,
-    log: Callable[[str], None],
 ) -> BlockFetcher:
     """Open the fetcher and the cache of a tree with a known index. `stack` closes both. Raises: StorageError."""
     tree_cache = await aio.run_io(cache.open_tree, digest, index.block_count)
     stack.push_async_callback(aio.run_io, tree_cache.close)
-    donors = DedupSources(cache, digest, index, log=log)
+    donors = DedupSources(cache, digest, index)
     fetcher = BlockFetcher(index, tree_cache, [store], donors=donors, deadline_s=settings.deadline_s)
     stack.push_async_callback(fetcher.aclose)
     return fetcher
@@ -283,12 +277,12 @@ async def _open_index(store: Store, cache: Cache, digest: str, maker: Maker) -> 
     return full, data
 
 
-def open_cache(settings: Settings, log: Callable[[str], None]) -> Cache:
+def open_cache(settings: Settings) -> Cache:
     """Open the cache. Blocks. Raises: ConfigError, StorageError."""
     if not settings.cache_folder:
-        return open_named_cache(os.environ, log=log)
+        return open_named_cache(os.environ)
     limit = Limit(settings.cache_bytes, settings.cache_share)
-    return Cache(settings.cache_folder, limit=limit, log=log)
+    return Cache(settings.cache_folder, limit=limit)
 
 
 def _directory(cache: Cache, digest: str) -> str:

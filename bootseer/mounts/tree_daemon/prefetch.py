@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from collections.abc import Callable
 
 import msgspec
 
 from bootseer import aio
+from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon import prefetch_worker as tree_worker
 from bootseer.mounts.tree_daemon.forked import ForkedHelper, fork_helper
 from bootseer.mounts.tree_daemon.prefetch_worker import PrefetchFigures, PrefetchOrder, encode
 from bootseer.own_module import command_of
 from bootseer.tuning import current
+
+_log = get_logger(__name__)
+
 
 MODULE = "bootseer.mounts.tree_daemon.prefetch_worker"
 SHOWN = b"shown\n"
@@ -43,9 +46,8 @@ def end_spare_worker() -> None:
 class PrefetchWorker:
     """One prefetch worker. `fetched`: its newest figures."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self.fetched = PrefetchFigures(prefetch={}, blocks={})
-        self._log = log
         self._is_shown = False
         self._connection: socket.socket
         self._to_it: asyncio.StreamWriter | None = None
@@ -73,7 +75,7 @@ class PrefetchWorker:
             taken = _take()
             helper = await aio.run_io(_start) if taken is None else taken
         except OSError as error:
-            self._log(f"prefetch worker disabled: {error.strerror}; this process fetches hot blocks")
+            _log.info("prefetch worker disabled: %s; this process fetches hot blocks", error.strerror)
             return
         try:
             await self._talk(helper.connection, order)
@@ -92,7 +94,7 @@ class PrefetchWorker:
         if status and not why:
             why = f"it ended with status {status}"
         if why:
-            self._log(f"prefetch worker disabled: {why}; this process fetches hot blocks")
+            _log.info("prefetch worker disabled: %s; this process fetches hot blocks", why)
 
     async def _talk(self, connection: socket.socket, order: PrefetchOrder) -> None:
         self._connection = connection

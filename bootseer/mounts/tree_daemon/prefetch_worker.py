@@ -32,11 +32,15 @@ from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import BootseerError, StorageError
 from bootseer.linux.cgroups import Memory, read_memory
 from bootseer.linux.processes import set_name
+from bootseer.logs import get_logger, send_to
 from bootseer.mounts.tree_daemon import metadata as tree_metadata
 from bootseer.mounts.tree_daemon.parts import block_statistics, open_cache, open_fetcher, open_stores
 from bootseer.mounts.tree_daemon.read_ahead_plan import HotPieces, Piece
 from bootseer.mounts.tree_daemon.settings import Settings
 from bootseer.tree.index import BLOCK_BYTES, MAX_INDEX_BYTES
+
+_log = get_logger(__name__)
+
 
 NAME = "tree-bringer"  # in ps and top
 REPORT_S = 0.25
@@ -74,13 +78,14 @@ def encode(order: PrefetchOrder) -> tuple[bytes, bytes]:
 def main(connection: socket.socket) -> int:
     """Run the worker; return the exit status: 1 when it could not begin."""
     gc.disable()  # an index is many objects, none of them garbage
+    send_to(_print)
     try:
         order = _receive(connection)
         if order is None:
             return 0  # it is not needed
         asyncio.run(_bring(order, connection))
     except BootseerError as error:
-        _log(str(error))
+        _log.info("%s", error)
         return 1
     return 0
 
@@ -123,14 +128,14 @@ async def _bring(order: PrefetchOrder, connection: socket.socket) -> None:
     is_shown = asyncio.Event()
     asyncio.get_running_loop().add_reader(connection, _on_input, connection, is_shown)
     async with AsyncExitStack() as stack:
-        store = (await open_stores(stack, settings, _log)).read
-        cache = await aio.run_io(open_cache, settings, _log)
+        store = (await open_stores(stack, settings)).read
+        cache = await aio.run_io(open_cache, settings)
         data = order.index or await aio.run_io(cache.read_index, order.digest)
         if data is None:
             raise StorageError(f"the index of {order.digest} is no longer in the cache")
         index = await aio.run_io(tree_metadata.decode_slim, data, order.digest)
-        fetcher = await open_fetcher(stack, settings, store, cache, index, order.digest, _log)
-        prefetcher = Prefetcher(fetcher, order.hot, log=_log)
+        fetcher = await open_fetcher(stack, settings, store, cache, index, order.digest)
+        prefetcher = Prefetcher(fetcher, order.hot)
         ahead: ReadAhead | None = None
         if bool(order.root) and await aio.run_io(_has_room, order):
             find = partial(HotPieces, data, order.digest, order.hot)
@@ -169,7 +174,7 @@ async def _read_ahead(ahead: ReadAhead | None, is_shown: asyncio.Event) -> None:
         await is_shown.wait()
         await aio.run_io(ahead.run)
     except (OSError, BootseerError) as error:
-        _log(f"read-ahead of hot files disabled: {error}")
+        _log.info("read-ahead of hot files disabled: %s", error)
 
 
 def _send(connection: socket.socket, fetched: PrefetchFigures) -> None:
@@ -179,7 +184,7 @@ def _send(connection: socket.socket, fetched: PrefetchFigures) -> None:
         os._exit(1)  # the daemon has ended
 
 
-def _log(line: str) -> None:
+def _print(line: str) -> None:
     print(f"bootseer tree: {line}", file=sys.stderr, flush=True)
 
 

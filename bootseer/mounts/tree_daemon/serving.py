@@ -26,6 +26,7 @@ from bootseer.blocks.device import open_device
 from bootseer.errors import BootseerError, StorageError
 from bootseer.ipc.replies import from_error
 from bootseer.linux import processes
+from bootseer.logs import get_logger, send_to
 from bootseer.mounts.log import Log
 from bootseer.mounts.tree_daemon.answers import RequestHandlers
 from bootseer.mounts.tree_daemon.faults import TreeFaults
@@ -38,6 +39,9 @@ from bootseer.mounts.tree_daemon.stack import TreeMounts
 from bootseer.mounts.tree_daemon.validation import SuppliedIndex
 from bootseer.storage import redact
 from bootseer.tuning import current
+
+_log = get_logger(__name__)
+
 
 MAX_DESCRIPTORS = 1 << 14
 CHECK_S = 1.0  # between checks whether it is in use
@@ -74,6 +78,7 @@ def serve(
     except msgspec.MsgspecError as error:
         tell(from_error(StorageError(f"the daemon's settings are invalid: {error}")))
         return 1
+    send_to(Log(_print))
     processes.allow_files(MAX_DESCRIPTORS)  # each lease needs one
     with asyncio.Runner() as runner:
         return runner.run(Daemon(place, settings, tell, started_s, vetted).run(signals))
@@ -98,7 +103,6 @@ class Daemon:
         started_s: float,
         vetted: SuppliedIndex | None = None,
     ) -> None:
-        self._log = Log(_to_log)
         self.state = DaemonState.STARTING
         self.place, self.settings = place, settings
         self.started_s = started_s
@@ -108,7 +112,7 @@ class Daemon:
         self.parts: DaemonParts | None = None
         self.hot: HotBlocks | None = None
         self.faults: TreeFaults | None = None
-        self.stack = TreeMounts(place, self._log)
+        self.stack = TreeMounts(place)
         self.listener: Listener
         self.is_decided = asyncio.Event()  # no longer STARTING
         self.wants_end = asyncio.Event()
@@ -125,7 +129,7 @@ class Daemon:
         """Run until the end; return the exit status."""
         try:
             self.listener = Listener(
-                self.place.control_path, RequestHandlers(self).answer, on_change=self.record_use, log=self._log
+                self.place.control_path, RequestHandlers(self).answer, on_change=self.record_use
             )
         except OSError as error:
             self._tell(from_error(StorageError(f"{self.place.control_path}: {error.strerror}")))
@@ -196,7 +200,7 @@ class Daemon:
     def _fail(self, error: BootseerError) -> None:
         self.state = DaemonState.FAILED
         self.failure = error
-        self._log(f"{self.place.folder}: {error}")
+        _log.info("%s: %s", self.place.folder, error)
         self._tell(from_error(error))
 
     def _become_ready(self) -> None:
@@ -258,9 +262,9 @@ class Daemon:
         self, stack: AsyncExitStack, mounting: asyncio.Task[None]
     ) -> tuple[DaemonParts, HotBlocks]:
         """Open and serve device and metadata. `mounting`: the mount of their directory."""
-        parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log, self._vetted)
+        parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._vetted)
         hot = self.hot = HotBlocks(
-            self._group, parts, self.settings, self.place.digest, self.place.root, self.place.runtime, self._log
+            self._group, parts, self.settings, self.place.digest, self.place.root, self.place.runtime
         )
         stack.push_async_callback(hot.end)
         metadata = await parts.metadata()
@@ -270,11 +274,8 @@ class Daemon:
             parts.folder,
             parts.index.block_count,
             redact(self.settings.url),
-            self._log,
         )
-        opened = open_device(
-            parts.fetcher, recorder=hot.recorder, log=self._log, failed=faults.failed, waits=faults.waits
-        )
+        opened = open_device(parts.fetcher, recorder=hot.recorder, failed=faults.failed, waits=faults.waits)
         device = await stack.enter_async_context(opened)
         await mounting
         stack.push_async_callback(self._unmount)
@@ -303,13 +304,13 @@ class Daemon:
                     if await self._is_unused():
                         break
                 except BootseerError as error:
-                    self._log(f"{self.place.folder}: {error}")
+                    _log.info("%s: %s", self.place.folder, error)
         await self.hot.end_recording(is_started=False)
 
     async def _is_unused(self) -> bool:
         """Return whether the tree is unused; if so it is unmounted already, as only a trial shows it."""
         if not await aio.run_io(self.stack.is_shown):
-            self._log(f"{self.place.folder}: was unmounted by another process")
+            _log.info("%s: was unmounted by another process", self.place.folder)
             self.record_end("it was unmounted by another process")
             return True
         reads = self.stack.statistics().requests
@@ -323,7 +324,7 @@ class Daemon:
                 return False
             if await aio.run_io(self.stack.try_unmount):
                 self.state = DaemonState.ENDING
-                self._log(f"{self.place.folder}: unused for {self.idle_s:g} s")
+                _log.info("%s: unused for %g s", self.place.folder, self.idle_s)
                 return True
             self.record_use()
             return False
@@ -345,7 +346,7 @@ def _single(error: Exception) -> Exception:
     return error
 
 
-def _to_log(line: str) -> None:
+def _print(line: str) -> None:
     try:
         if os.fstat(2).st_size > current().mounts.daemon_log_bytes:
             os.ftruncate(2, 0)

@@ -12,10 +12,14 @@ from functools import partial
 
 from bootseer.errors import BootseerError
 from bootseer.linux import mount as kernel
+from bootseer.logs import get_logger
 from bootseer.mounts.device.erofs_mount import mount_erofs
 from bootseer.mounts.device.file import Device, Done, FlatFile, Statistics
 from bootseer.mounts.tree_daemon.places import TreeDirectory, is_shown
 from bootseer.tree.index import BLOCK_BYTES
+
+_log = get_logger(__name__)
+
 
 AGAIN_S = 0.5  # the kernel's second read comes within it
 LATE_SHARE = 0.5  # of the deadline; an earlier failure may be retried
@@ -25,8 +29,8 @@ MAX_BLOCKS = 4096  # remembered
 class TreeMounts:
     """The mounts of one daemon. Calls block; one at a time."""
 
-    def __init__(self, place: TreeDirectory, log: Callable[[str], None]) -> None:
-        self._place, self._log = place, log
+    def __init__(self, place: TreeDirectory) -> None:
+        self._place = place
         self._flat: FlatFile | None = None
 
     @property
@@ -41,7 +45,7 @@ class TreeMounts:
         """
         for directory in (self._place.device, self._place.root):
             os.makedirs(directory, mode=0o700, exist_ok=True)
-        self._flat = FlatFile(self._place.device, log=self._log)
+        self._flat = FlatFile(self._place.device)
         self._flat.mount()
 
     def serve(
@@ -72,7 +76,7 @@ class TreeMounts:
                 flat.stop()
             place.clear()
         except BootseerError as error:
-            self._log(f"{place.folder}: {error}")  # the reaper retries it
+            _log.info("%s: %s", place.folder, error)  # the reaper retries it
             return
         place.remove()
 

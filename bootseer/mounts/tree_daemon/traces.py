@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,10 +22,14 @@ from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import ANY_WORKLOAD, MAX_PAYLOAD_BYTES, Trace
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import BootseerError, NotFound
+from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.storage.small_files import list_if_there
 from bootseer.trust import KeyDirectory, SigningKey, Trust, seal
 from bootseer.trust.owners import has_owners
+
+_log = get_logger(__name__)
+
 
 PAYLOAD_TYPE = "application/vnd.bootseer.trace.v1+json"
 MAX_ENVELOPE_BYTES = 16 << 20
@@ -48,10 +52,9 @@ class Traces:
         block_count: int,
         store: Store,
         trust: Trust,
-        log: Callable[[str], None],
     ) -> None:
         self._directory, self._digest, self._block_count = folder, digest, block_count
-        self._store, self._trust, self._log = store, trust, log
+        self._store, self._trust = store, trust
 
     async def find(self, workload: str) -> FoundTrace | None:
         """Return the trace of a workload, else one for any workload; None when there is neither."""
@@ -70,7 +73,7 @@ class Traces:
 
     async def share(self, trace: Trace) -> bool:
         """Publish a trace as `share_trace` does."""
-        return await share_trace(self._store, trace, self._block_count, self._trust, self._log)
+        return await share_trace(self._store, trace, self._block_count, self._trust)
 
     def own_path(self, workload: str) -> str:
         """Return the file with the recordings of this node."""
@@ -86,17 +89,17 @@ class Traces:
         except FileNotFoundError:
             return None
         except (OSError, BootseerError) as error:
-            self._log(f"a trace is not used: {error}")
+            _log.info("a trace is not used: %s", error)
             return None
 
     async def _read_stored(self, workload: str) -> FoundTrace | None:
-        return await read_stored(self._store, self._digest, workload, self._block_count, self._trust, self._log)
+        return await read_stored(self._store, self._digest, workload, self._block_count, self._trust)
 
     def _keep(self, trace: Trace) -> None:
         try:
             write_whole(self._directory, _own_name(trace.workload), traces.encode(trace))
         except (OSError, BootseerError) as error:
-            self._log(f"{self.own_path(trace.workload)}: the recording is not stored: {error}")
+            _log.info("%s: the recording is not stored: %s", self.own_path(trace.workload), error)
 
 
 # ---- in a store ----------------------------------------------------------------------------------------------
@@ -108,9 +111,7 @@ async def list_stored(store: Store, digest: str) -> list[str]:
     return [matched[1] for entry in entries if (matched := _STORED.fullmatch(entry.name)) is not None]
 
 
-async def read_stored(
-    store: Store, digest: str, name: str, block_count: int, trust: Trust, log: Callable[[str], object]
-) -> FoundTrace | None:
+async def read_stored(store: Store, digest: str, name: str, block_count: int, trust: Trust) -> FoundTrace | None:
     """Read a trusted trace; return None when there is none, or another one, which is logged.
 
     Args: name: a workload, or ALL_TRACES.
@@ -123,10 +124,10 @@ async def read_stored(
     except NotFound:
         return None
     except BootseerError as error:
-        log(f"a trace is not used: {error}")
+        _log.info("a trace is not used: %s", error)
         return None
     if trace.workload != (ANY_WORKLOAD if name == ALL_TRACES else name):
-        log(f"a trace is not used: {where}: is that of another workload, {trace.workload}")
+        _log.info("a trace is not used: %s: is that of another workload, %s", where, trace.workload)
         return None
     return FoundTrace(trace, where)
 
@@ -137,7 +138,6 @@ async def publish_traces(
     block_count: int,
     key: SigningKey | None,
     trust: Trust,
-    log: Callable[[str], object],
 ) -> None:
     """Write traces of one tree to its store, and then the merge of all its traces.
 
@@ -148,12 +148,10 @@ async def publish_traces(
     digest = found[0].tree
     for trace in found:
         await store.publish(_stored_path(digest, trace.workload), seal(traces.encode(trace), PAYLOAD_TYPE, key))
-    await renew_all(store, digest, block_count, key, trust, log, found)
+    await renew_all(store, digest, block_count, key, trust, found)
 
 
-async def share_trace(
-    store: Store, trace: Trace, block_count: int, trust: Trust, log: Callable[[str], object]
-) -> bool:
+async def share_trace(store: Store, trace: Trace, block_count: int, trust: Trust) -> bool:
     """Publish a trace if the store has none of its workload, and this user would trust it; return whether it did.
 
     Raises: ConfigError for an unusable key; StorageError.
@@ -166,11 +164,11 @@ async def share_trace(
         await store.stat(path)
         return False
     except NotFound:
-        await publish_traces(store, [trace], block_count, key, trust, log)
-    if await read_stored(store, trace.tree, trace.workload, block_count, trust, log) is not None:
+        await publish_traces(store, [trace], block_count, key, trust)
+    if await read_stored(store, trace.tree, trace.workload, block_count, trust) is not None:
         return True
     await store.delete(path)  # otherwise it would block a better one
-    await renew_all(store, trace.tree, block_count, key, trust, log)
+    await renew_all(store, trace.tree, block_count, key, trust)
     return False
 
 
@@ -180,7 +178,6 @@ async def renew_all(
     block_count: int,
     key: SigningKey | None,
     trust: Trust,
-    log: Callable[[str], object],
     found: Sequence[Trace] = (),
 ) -> None:
     """Rewrite `any.json` from all trusted traces in the store; without any it is deleted.
@@ -191,7 +188,7 @@ async def renew_all(
     known = {trace.workload: trace for trace in found}
     for workload in await list_stored(store, digest):
         if workload not in known:
-            there = await read_stored(store, digest, workload, block_count, trust, log)
+            there = await read_stored(store, digest, workload, block_count, trust)
             if there is not None:
                 known[workload] = there.trace
     path = _stored_path(digest, ALL_TRACES)

@@ -23,6 +23,7 @@ _MODULES = (
     "ssl",
     "asyncio",
     "bootseer.aio",
+    "bootseer.log_handler",
     "bootseer.mounts.device.file",
     "bootseer.mounts.tree_daemon.prefetch_worker",
     "bootseer.mounts.tree_daemon.serving",

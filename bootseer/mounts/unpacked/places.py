@@ -21,9 +21,13 @@ from typing import Any, NamedTuple
 from bootseer.blocks.cache import Cache
 from bootseer.cache_folder import UNPACKED
 from bootseer.errors import StorageError
+from bootseer.logs import get_logger
 from bootseer.mounts.unpacked.locks import open_lock
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.index import BLOCK_BYTES, HOLE, UNIT_BYTES, Index
+
+_log = get_logger(__name__)
+
 
 INDEX, BOOT, COMPLETE, TREE = "index", "boot", "complete", "tree"
 GONE = ".gone-"  # directories that were renamed in order to be removed
@@ -58,19 +62,19 @@ def list_unpacked(cache: Cache) -> list[UnpackedInfo]:
     return sorted(found, key=lambda each: -each.used_s)
 
 
-def free_space(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], object]) -> None:
+def free_space(cache: Cache, needed_bytes: int, but: str) -> None:
     """Evict unpacked trees until one more of this size is within the limit, and fits on the disk.
 
     Args: but: the digest of the one that will be unpacked.
     """
     try:
-        _make_room(cache, needed_bytes, but, say)
+        _make_room(cache, needed_bytes, but)
     except StorageError as error:
-        say(f"no space can be freed for the image: {error}")
+        _log.info("no space can be freed for the image: %s", error)
 
 
-def _make_room(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], object]) -> None:
-    remove_gone(cache, say)
+def _make_room(cache: Cache, needed_bytes: int, but: str) -> None:
+    remove_gone(cache)
     there = list_unpacked(cache)
     held_bytes = sum(each.size for each in there)
     needed_bytes -= sum(each.size for each in there if each.digest == but)  # left by an interrupted run
@@ -78,26 +82,28 @@ def _make_room(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], o
     for each in reversed(there):
         if held_bytes + needed_bytes <= limit_bytes and needed_bytes <= _free_bytes(cache.folder):
             return
-        if each.digest != but and _try_remove(cache, each.digest, say):
+        if each.digest != but and _try_remove(cache, each.digest):
             held_bytes -= each.size
             limit_bytes = cache.limit_of(held_bytes)
-            say(f"an unused unpacked image was evicted: {each.digest[:16]}, {each.size / 1e9:.1f} GB")
+            _log.info("an unused unpacked image was evicted: %s, %.1f GB", each.digest[:16], each.size / 1e9)
     if held_bytes + needed_bytes > limit_bytes:
-        say(
-            f"with this image {(held_bytes + needed_bytes) / 1e9:.1f} GB are unpacked in {base_of(cache)}, and the"
-            f" limit is {limit_bytes / 1e9:.1f} GB: no other one can be evicted"
+        _log.info(
+            "with this image %.1f GB are unpacked in %s, and the limit is %.1f GB: no other one can be evicted",
+            (held_bytes + needed_bytes) / 1e9,
+            base_of(cache),
+            limit_bytes / 1e9,
         )
 
 
-def _try_remove(cache: Cache, digest: str, say: Callable[[str], object]) -> bool:
+def _try_remove(cache: Cache, digest: str) -> bool:
     try:
         return remove_unpacked(cache, digest)
     except StorageError as error:
-        say(f"warning: an unused unpacked image cannot be evicted: {error}")
+        _log.warning("an unused unpacked image cannot be evicted: %s", error)
         return False
 
 
-def remove_gone(cache: Cache, say: Callable[[str], object]) -> None:
+def remove_gone(cache: Cache) -> None:
     """Remove directories that earlier calls have renamed and could not remove. Raises: StorageError."""
     base = base_of(cache)
     for name in _names(base):
@@ -105,7 +111,7 @@ def remove_gone(cache: Cache, say: Callable[[str], object]) -> None:
             try:
                 remove_files(os.path.join(base, name))
             except OSError as error:
-                say(f"warning: {os.path.join(base, name)}: cannot be removed: {error.strerror}")
+                _log.warning("%s: cannot be removed: %s", os.path.join(base, name), error.strerror)
 
 
 def size_when_unpacked(index: Index) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from bootseer import aio
 from bootseer.blocks.cache import TREES, Cache, open_cache
@@ -26,6 +26,7 @@ from bootseer.cache_folder import VARIABLE as CACHE_VARIABLE
 from bootseer.cache_folder import make_private_dir
 from bootseer.errors import StorageError, StorageTimeout
 from bootseer.linux.syscalls import call
+from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon.traces import Traces
 from bootseer.mounts.unpacked.locks import HEARTBEAT_TIMEOUT_S, PlaceLock, open_lock
 from bootseer.mounts.unpacked.places import (
@@ -45,6 +46,9 @@ from bootseer.tree.opening import OpenedTree, open_tree
 from bootseer.tree.reading import StoreBlocks
 from bootseer.tree.unpack.tree import materialise
 from bootseer.trust import Trust
+
+_log = get_logger(__name__)
+
 
 PROGRESS_S = 10.0
 RETRY_S = 0.05
@@ -74,7 +78,6 @@ def unpack_tree(
     digest: str = "",
     workload: str = ANY_WORKLOAD,
     environ: Mapping[str, str] | None = None,
-    say: Callable[[str], object] = lambda _: None,
     silent_s: float = HEARTBEAT_TIMEOUT_S,
     peers: str = "",
 ) -> UnpackedTree:
@@ -83,7 +86,6 @@ def unpack_tree(
     Args:
         name, digest: as for `open_tree`.
         workload: `bootseer.blocks.trace.workload_key`: files in its access trace are unpacked first.
-        say: receives progress lines for users.
         silent_s: the limit for another process that unpacks the tree without a sign of life.
         peers: path of the file of the job's peers (bootseer.peers), which are read before the store; "" for none.
     Raises: Untrusted, NotFound, IntegrityError, StorageError (also when the disk is full), ConfigError.
@@ -91,7 +93,7 @@ def unpack_tree(
     cache = open_cache(os.environ if environ is None else environ)
     base = base_of(cache)
     trusted = Trust.load() if trust is None else trust
-    store = aio.run_sync(_open(url, peers, say))
+    store = aio.run_sync(_open(url, peers))
     try:
 
         def read_index(tree: str) -> bytes | None:
@@ -101,13 +103,13 @@ def unpack_tree(
         place = os.path.join(base, opened.digest)
         written, is_ours = 0, False
         while not is_ours:
-            lock = _use(place, say, silent_s)
+            lock = _use(place, silent_s)
             try:
                 if not os.path.exists(os.path.join(place, COMPLETE)):
                     with lock.sending_heartbeats():
-                        free_space(cache, size_when_unpacked(opened.index), opened.digest, say)
-                        hot = _find_hot(cache, opened, store, trusted, workload, say)
-                        written = _unpack(place, cache, opened, store, hot, say)
+                        free_space(cache, size_when_unpacked(opened.index), opened.digest)
+                        hot = _find_hot(cache, opened, store, trusted, workload)
+                        written = _unpack(place, cache, opened, store, hot)
                 with map_os_errors(place):
                     # Between exclusive and shared it is free for a moment: another process may have evicted it.
                     is_ours = lock.try_hold(is_shared=True) and lock.is_there()
@@ -121,7 +123,7 @@ def unpack_tree(
     return UnpackedTree(opened, os.path.join(place, TREE), lock, written)
 
 
-async def _open(url: str, peers: str, say: Callable[[str], object]) -> Store:
+async def _open(url: str, peers: str) -> Store:
     from bootseer.tree.head import split_pin
 
     bare = split_pin(url)[0]
@@ -129,7 +131,7 @@ async def _open(url: str, peers: str, say: Callable[[str], object]) -> Store:
         return open_store(bare)
     from bootseer.peers import open_peer_store
 
-    return open_peer_store(bare, peers, log=say)
+    return open_peer_store(bare, peers)
 
 
 def _read(path: str) -> bytes | None:
@@ -141,7 +143,7 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-def _use(place: str, say: Callable[[str], object], silent_s: float) -> PlaceLock:
+def _use(place: str, silent_s: float) -> PlaceLock:
     """Open the lock of a place, exclusive if incomplete, else shared. Wait for a process that unpacks there.
 
     Raises: StorageTimeout when that process gives no sign of life for so long; StorageError.
@@ -177,27 +179,20 @@ def _use(place: str, say: Callable[[str], object], silent_s: float) -> PlaceLock
                 )
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
-                say(f"waiting for another process that is busy in {place}")
+                _log.info("waiting for another process that is busy in %s", place)
             time.sleep(RETRY_S)
 
 
-def _find_hot(
-    cache: Cache, opened: OpenedTree, store: Store, trust: Trust, workload: str, say: Callable[[str], object]
-) -> list[int]:
+def _find_hot(cache: Cache, opened: OpenedTree, store: Store, trust: Trust, workload: str) -> list[int]:
     """Return the blocks of the access trace, in order, if this node or the store has one."""
 
-    def log(line: str) -> None:
-        say(line)
-
     directory = os.path.join(cache.folder, TREES, opened.digest)
-    traces = Traces(directory, opened.digest, opened.index.block_count, store, trust, log)
+    traces = Traces(directory, opened.digest, opened.index.block_count, store, trust)
     found = aio.run_sync(traces.find(workload))
     return [] if found is None else found.trace.hot()
 
 
-def _unpack(
-    place: str, cache: Cache, opened: OpenedTree, store: Store, hot: list[int], say: Callable[[str], object]
-) -> int:
+def _unpack(place: str, cache: Cache, opened: OpenedTree, store: Store, hot: list[int]) -> int:
     """Unpack; continue an interrupted run. Returns bytes."""
     directory = os.path.join(place, TREE)
     boot = read_boot_id().encode()
@@ -215,19 +210,16 @@ def _unpack(
         done_bytes += count
         if time.monotonic() - said_s > PROGRESS_S:
             said_s = time.monotonic()
-            say(f"unpacking the image: {done_bytes / 1e9:.1f} of {whole_bytes / 1e9:.1f} GB")
-
-    def log(line: str) -> None:
-        say(line)
+            _log.info("unpacking the image: %.1f of %.1f GB", done_bytes / 1e9, whole_bytes / 1e9)
 
     fetched = StoreBlocks(store, opened.index)
-    with open_local(cache, opened.digest, opened.index, fetched, log) as blocks:
+    with open_local(cache, opened.digest, opened.index, fetched) as blocks:
         done = materialise(
             opened.index, directory, blocks, hot=hot, resume=bool(os.listdir(directory)), on_progress=progress
         )
     if done.skipped:
         what = ", ".join(f"{count} {name}" for name, count in sorted(done.skipped.items()))
-        say(f"warning: left out of the image, as this user cannot create them: {what}")
+        _log.warning("left out of the image, as this user cannot create them: %s", what)
     with map_os_errors(place):
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

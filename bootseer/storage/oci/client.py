@@ -7,7 +7,6 @@ them. Source: github.com/opencontainers/distribution-spec.
 
 from __future__ import annotations
 
-import logging
 import ssl
 import threading
 import time
@@ -25,6 +24,7 @@ from bootseer.errors import (
     StorageTimeout,
     Unavailable,
 )
+from bootseer.logs import get_logger
 from bootseer.storage.engine.counts import StoreCounters
 from bootseer.storage.engine.revocable_buffer import RevocableBuffer
 from bootseer.storage.http.client import HttpResponse, is_same_server
@@ -53,7 +53,7 @@ MAX_ERROR_BYTES = 64 << 10
 _ACCEPT = ", ".join((*MANIFESTS, *INDEXES))
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__, prints=True)
 
 
 class _Location(NamedTuple):

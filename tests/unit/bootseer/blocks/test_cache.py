@@ -237,14 +237,15 @@ def test_a_link_is_not_followed(root: Cache, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_without_locks_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_without_locks_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], number: int
+) -> None:
     """Lustre without -o flock, some of FUSE."""
 
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    said: list[str] = []
-    root = Cache(os.fspath(tmp_path / "cache"), log=said.append)
+    root = Cache(os.fspath(tmp_path / "cache"))
     put(root, TREES[1])
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with open_cache(root, TREES[0]) as cache:
@@ -267,9 +268,10 @@ def test_a_tree_whose_directory_cannot_be_read_costs_only_itself(root: Cache) ->
     assert root.collect(0).trees == 2
 
 
-def test_room_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    root = Cache(os.fspath(tmp_path / "cache"), limit=Limit(max_bytes=1), log=said.append)
+def test_room_that_cannot_be_made_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    root = Cache(os.fspath(tmp_path / "cache"), limit=Limit(max_bytes=1))
 
     def fail(_: object) -> os.statvfs_result:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))

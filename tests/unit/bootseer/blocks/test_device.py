@@ -18,6 +18,7 @@ from bootseer.blocks.device import BlockSource, CachedDevice, open_device
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.recorder import Recorder
 from bootseer.errors import BootseerError, IntegrityError, NotFound
+from bootseer.logs import sent_to
 from bootseer.tree.index import BLOCK_BYTES
 from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.blocks.trees import make_store, make_tree, open_cache, open_root
@@ -70,13 +71,14 @@ def serve(
     async def main() -> Any:
         with open_cache(root, TREE) as cache:
             fetcher = BlockFetcher(TREE.index, cache, [store], **options)
-            async with open_device(fetcher, recorder=recorder, log=said.append) as device:
+            async with open_device(fetcher, recorder=recorder) as device:
                 assert device.size == len(DEVICE)
                 result = await aio.run_abandonable(work, Reader(device), timeout_s=30.0)
             await fetcher.aclose()
             return result
 
-    return asyncio.run(main()), said
+    with sent_to(said.append):
+        return asyncio.run(main()), said
 
 
 def test_any_range_is_read_and_later_ones_at_once(root: Cache) -> None:

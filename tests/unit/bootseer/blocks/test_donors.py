@@ -157,16 +157,17 @@ def test_trees_that_give_nothing_are_not_held(root: Cache) -> None:
     donors.close()
 
 
-def test_a_disk_that_fails_costs_only_donations(root: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_costs_only_donations(
+    root: Cache, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     """An error of the system at any other tree must not end the readers of this one."""
     put(root, OLD)
-    said: list[str] = []
 
     def fail() -> list[object]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(root, "trees", fail)
-    donors = DedupSources(root, NEW.digest, NEW.index, log=said.append)
+    donors = DedupSources(root, NEW.digest, NEW.index)
     donors.build()
     assert donors.is_built and not any(donors.has(number) for number in range(NEW.count))
     assert said == ["no blocks are taken from other trees: [Errno 24] Too many open files"]

@@ -150,13 +150,14 @@ def test_failures_that_pass_are_waited_out(root: Cache, monkeypatch: pytest.Monk
     run(root, store, use)
 
 
-def test_a_store_that_fails_for_good_is_left_alone(root: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_for_good_is_left_alone(
+    root: Cache, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     monkeypatch.setattr(prefetch, "PAUSES", Backoff(0.001, 30.0))
     store = make_store(TREE, Fault(Kind.ERROR, error=NotFound))
-    said: list[str] = []
 
     async def use(fetcher: BlockFetcher) -> None:
-        prefetcher = Prefetcher(fetcher, [*HOT, *range(20, 40, 2)], is_whole=True, log=said.append)
+        prefetcher = Prefetcher(fetcher, [*HOT, *range(20, 40, 2)], is_whole=True)
         await prefetcher.run()
         assert prefetcher.phase is Phase.GIVEN_UP
         assert prefetcher.statistics()["failed_spans"] >= prefetch.MAX_FAILURES
@@ -183,13 +184,12 @@ def test_one_bad_span_does_not_stop_the_rest(root: Cache, monkeypatch: pytest.Mo
     run(root, store, use)
 
 
-def test_without_room_nothing_is_fetched_ahead(tmp_path: Path) -> None:
+def test_without_room_nothing_is_fetched_ahead(tmp_path: Path, said: list[str]) -> None:
     root = open_root(tmp_path, limit=Limit(max_bytes=0))
     store = make_store(TREE)
-    said: list[str] = []
 
     async def use(fetcher: BlockFetcher) -> None:
-        prefetcher = Prefetcher(fetcher, ALL, hot_width=1, log=said.append)
+        prefetcher = Prefetcher(fetcher, ALL, hot_width=1)
         await prefetcher.run()
         assert prefetcher.phase is Phase.GIVEN_UP
 

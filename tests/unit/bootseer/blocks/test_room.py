@@ -11,28 +11,27 @@ from bootseer.blocks.room import CHECK_BYTES, FreeSpace
 
 
 class Rooms:
-    """What a cache would answer, and what was asked and said."""
+    """What a cache would answer, and what was asked."""
 
     def __init__(self) -> None:
         self.answer = True
         self.asked: list[bool] = []
-        self.said: list[str] = []
-        self.room = FreeSpace("/cache", self.make, self.said.append)
+        self.room = FreeSpace("/cache", self.make)
 
     def make(self, is_full: bool) -> bool:
         self.asked.append(is_full)
         return self.answer
 
 
-def test_the_limit_is_looked_at_now_and_then() -> None:
+def test_the_limit_is_looked_at_now_and_then(said: list[str]) -> None:
     rooms = Rooms()
     for _ in range(10):
         assert rooms.room.is_there(CHECK_BYTES // 4)
     assert rooms.asked == [False] * 3  # at first, and twice later
-    assert not rooms.said
+    assert not said
 
 
-def test_without_room_it_rests_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_it_rests_and_says_so_once(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     rooms = Rooms()
     rooms.answer = False
     for _ in range(5):
@@ -45,17 +44,17 @@ def test_without_room_it_rests_and_says_so_once(monkeypatch: pytest.MonkeyPatch)
     rooms.answer = True
     assert rooms.room.is_there(1)
     assert rooms.room.full_reason == ""
-    assert len(rooms.said) == 1
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_disk_is_tried_again_if_something_was_evicted(number: int) -> None:
+def test_a_full_disk_is_tried_again_if_something_was_evicted(number: int, said: list[str]) -> None:
     rooms = Rooms()
     error = OSError(number, "no room")
     assert rooms.room.failed(error, is_again=False)
     assert not rooms.room.failed(error, is_again=True)
     assert rooms.asked == [True]
-    assert rooms.said == ["/cache: no room: blocks are fetched as they are read, and not cached"]
+    assert said == ["/cache: no room: blocks are fetched as they are read, and not cached"]
     rooms = Rooms()
     rooms.answer = False
     assert not rooms.room.failed(error, is_again=False)

@@ -374,11 +374,10 @@ def test_a_closed_cache_gives_and_takes_nothing(root: Cache) -> None:
 # ---- no room ---------------------------------------------------------------------------------------------------
 
 
-def test_beyond_its_limit_it_keeps_nothing_and_says_so_once(tmp_path: Path) -> None:
+def test_beyond_its_limit_it_keeps_nothing_and_says_so_once(tmp_path: Path, said: list[str]) -> None:
     from bootseer.cache_folder import Limit
 
-    said: list[str] = []
-    root = open_root(tmp_path, limit=Limit(max_bytes=0), log=said.append)
+    root = open_root(tmp_path, limit=Limit(max_bytes=0))
     with open_cache(root, TREE) as cache:
         assert not cache.fill(0, TREE.raws[0])
         assert not cache.fill(1, TREE.raws[1])

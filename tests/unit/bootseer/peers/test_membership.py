@@ -82,9 +82,9 @@ def test_what_others_could_read_or_replace_is_refused(tmp_path: Path) -> None:
         read_peers(str(tmp_path))
 
 
-def test_it_is_read_again_when_it_was_replaced(tmp_path: Path) -> None:
-    path, said = str(tmp_path / "peers.json"), list[str]()
-    file = PeersFile(path, look_s=0.0, log=said.append)
+def test_it_is_read_again_when_it_was_replaced(tmp_path: Path, said: list[str]) -> None:
+    path = str(tmp_path / "peers.json")
+    file = PeersFile(path, look_s=0.0)
     assert file.current() is None
     write_peers(path, make())
     first = file.current()

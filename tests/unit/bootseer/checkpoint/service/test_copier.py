@@ -14,6 +14,7 @@ from bootseer.checkpoint.service.copier import NOT_KEPT, Copier
 from bootseer.checkpoint.service.process import WRITER_DIED, Answers, Child
 from bootseer.ipc.channel import Channel
 from bootseer.ipc.framing import encode
+from bootseer.logs import sent_to
 
 
 class Bed:
@@ -26,7 +27,7 @@ class Bed:
         self.process = subprocess.Popen(["sleep", "60"])
         self.process.returncode = 0  # the copier waits for it
         self.selector = selectors.DefaultSelector()
-        answers = Answers(cast(Channel, self))
+        self.answers = answers = Answers(cast(Channel, self))
         child = Child(self.process.pid, Channel(ours))
         self.copier = Copier(self.selector, lambda _work: child, answers, lambda: self.kept.append(True))
         self.copier.start(cast(Any, None), cast(Any, None), 1, set())
@@ -44,7 +45,8 @@ class Bed:
 @pytest.fixture
 def bed() -> Iterator[Bed]:
     made = Bed()
-    yield made
+    with sent_to(made.answers.say):
+        yield made
     made.copier.stop()
     made.theirs.close()
     made.selector.close()

@@ -96,17 +96,15 @@ def no_fork(_work: object) -> Any:
 
 
 class Setting:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, said: list[str]) -> None:
         self.folder = folder
-        self.said: list[str] = []
+        self.said = said
         self.found: list[RankPath] = []
         self.damaged: list[str] = []
         self.given_back = 0
         self.arena: Any = None
         self.selector = selectors.DefaultSelector()
-        self.of_ranks = RankPathProvider(
-            str(folder), self.selector, no_fork, self.said.append, lambda: None, self.damaged.append
-        )
+        self.of_ranks = RankPathProvider(str(folder), self.selector, no_fork, lambda: None, self.damaged.append)
 
     @property
     def paths(self) -> list[str]:
@@ -133,12 +131,12 @@ class Setting:
 
 
 @pytest.fixture
-def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Iterator[Setting]:
     monkeypatch.setattr(rank_paths, "RankMount", Mount)
     monkeypatch.setattr(rank_paths, "RankCopy", Copy)
     Mount.made, Mount.error = [], None
     Copy.made, Copy.error = [], None
-    found = Setting(tmp_path / "service")
+    found = Setting(tmp_path / "service", said)
     found.folder.mkdir()
     yield found
     found.of_ranks.drop()

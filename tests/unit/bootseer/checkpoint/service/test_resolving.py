@@ -74,12 +74,12 @@ class Process:
 
 
 class Setting:
-    def __init__(self) -> None:
+    def __init__(self, said: list[str]) -> None:
         self.selector = selectors.DefaultSelector()
         self.process = Process()
-        self.said: list[str] = []
+        self.said = said
         self.found: list[dict[str, Any]] = []
-        self.resolver = Resolver(self.selector, self.fork, self.said.append, lambda: self.said.append("alive"))
+        self.resolver = Resolver(self.selector, self.fork, lambda: self.said.append("alive"))
 
     def fork(self, _work: Callable[[socket.socket], None]) -> Child:
         return Child(self.process.pid, Channel(self.process.ours))
@@ -93,8 +93,8 @@ class Setting:
 
 
 @pytest.fixture
-def setting() -> Iterator[Setting]:
-    found = Setting()
+def setting(said: list[str]) -> Iterator[Setting]:
+    found = Setting(said)
     yield found
     found.resolver.drop()
     found.process.theirs.close()
@@ -138,6 +138,6 @@ def test_a_process_that_dies_or_cannot_be_started(setting: Setting) -> None:
     def no_fork(_work: Callable[[socket.socket], None]) -> Child:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    resolver = Resolver(setting.selector, no_fork, setting.said.append, lambda: None)
+    resolver = Resolver(setting.selector, no_fork, lambda: None)
     resolver.ask("url", "", "", setting.found.append)
     assert "Resource temporarily unavailable" in setting.found[1]["failed"]

@@ -88,10 +88,7 @@ class Node:
     """Somebody who wants the environment."""
 
     def __init__(self, time: Time, store: Store, name: str) -> None:
-        self.said: list[str] = []
-        self.lease = BuilderLease(
-            store, owner=name, beat_s=BEAT_S, clock=time.clock, pause=time.pause, say=self.said.append
-        )
+        self.lease = BuilderLease(store, owner=name, beat_s=BEAT_S, clock=time.clock, pause=time.pause)
 
 
 def run(test: Callable[[Time], Coroutine[Any, Any, T]]) -> T:
@@ -347,7 +344,7 @@ def test_it_comes_while_the_lease_is_taken(store: FaultyStore) -> None:
     run(test)
 
 
-def test_a_holder_that_dies_is_replaced(store: FaultyStore) -> None:
+def test_a_holder_that_dies_is_replaced(store: FaultyStore, said: list[str]) -> None:
     async def test(time: Time) -> None:
         lost, waiter = Node(time, store, "lost"), Node(time, store, "waiter")
         await take(lost)  # never beats
@@ -356,7 +353,7 @@ def test_a_holder_that_dies_is_replaced(store: FaultyStore) -> None:
         assert isinstance(found, Lease)
         assert found.number == 2
         assert MAX_MISSED * BEAT_S <= time.now_s - began_s <= (MAX_MISSED + 2) * BEAT_S
-        assert waiter.said == ["took over the environment build of lost, which is gone"]
+        assert said == ["took over the environment build of lost, which is gone"]
 
     run(test)
 
@@ -418,7 +415,7 @@ def test_the_holder_says_that_it_failed(store: FaultyStore) -> None:
     run(test)
 
 
-def test_rubbish_in_the_place_of_a_lease(store: FaultyStore) -> None:
+def test_rubbish_in_the_place_of_a_lease(store: FaultyStore, said: list[str]) -> None:
     async def test(time: Time) -> None:
         for data in (b"\0rubbish", b"", b"x" * 100_000, b"[" * 5000):
             numbers_there = await list_leases(store, KEY)
@@ -431,13 +428,13 @@ def test_rubbish_in_the_place_of_a_lease(store: FaultyStore) -> None:
             assert isinstance(lease, Lease)
             assert lease.number == number + 1
             assert time.now_s - began_s <= (MAX_MISSED + 2) * BEAT_S
-            assert all(line.isprintable() for line in node.said)
+            assert all(line.isprintable() for line in said)
             await lease.release()
 
     run(test)
 
 
-def test_a_store_that_fails_for_a_while(store: FaultyStore) -> None:
+def test_a_store_that_fails_for_a_while(store: FaultyStore, said: list[str]) -> None:
     """Neither side draws conclusions from what it cannot see."""
 
     async def test(time: Time) -> None:
@@ -450,8 +447,8 @@ def test_a_store_that_fails_for_a_while(store: FaultyStore) -> None:
             store.plan = [Fault(Kind.ERROR, operation) for operation in ("list", "publish", "read_into", "stat")]
             await time.until(lambda: time.now_s > began_s + 120)
             assert lease.missed > MAX_MISSED
-            assert len(builder.said) == 1
-            assert "cannot be renewed" in builder.said[0]
+            assert len(said) == 1
+            assert "cannot be renewed" in said[0]
             store.plan = []
             await time.until(lambda: time.now_s > began_s + 160)
             assert lease.missed == 0
@@ -476,7 +473,7 @@ def test_a_store_that_refuses_ends_the_wait(store: FaultyStore) -> None:
 # ---- keeping -------------------------------------------------------------------------------------------------
 
 
-def test_a_holder_that_was_stopped_finds_out(store: FaultyStore) -> None:
+def test_a_holder_that_was_stopped_finds_out(store: FaultyStore, said: list[str]) -> None:
     async def test(time: Time) -> None:
         stopped, other = Node(time, store, "stopped"), Node(time, store, "other")
         lease = await take(stopped)
@@ -485,7 +482,7 @@ def test_a_holder_that_was_stopped_finds_out(store: FaultyStore) -> None:
         before = store.count("publish")
         await lease.keep()  # goes on now, and ends by itself
         assert "another node considers this builder dead" in lease.lost_reason
-        assert stopped.said == [lease.lost_reason]
+        assert said == ["took over the environment build of stopped, which is gone", lease.lost_reason]
         assert store.count("publish") == before, "it does not beat any more"
         assert not await lease.release()
         assert await list_leases(store, KEY) == [replacing.number]
@@ -526,7 +523,7 @@ def test_heartbeats_are_as_many_as_they_should_be(store: FaultyStore) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.ERROR, Kind.LOST])
-def test_giving_back_survives_hiccups(store: FaultyStore, kind: Kind) -> None:
+def test_giving_back_survives_hiccups(store: FaultyStore, said: list[str], kind: Kind) -> None:
     async def test(time: Time) -> None:
         lease = await take(Node(time, store, "builder"))
         store.plan = [Fault(kind, "publish", calls=range(2))]
@@ -539,7 +536,7 @@ def test_giving_back_survives_hiccups(store: FaultyStore, kind: Kind) -> None:
         second = await take(node)
         store.plan = [Fault(Kind.ERROR, "publish", error=StorageError)]
         assert not await second.release()
-        assert "other nodes detect it" in node.said[-1]
+        assert "other nodes detect it" in said[-1]
 
     run(test)
 

@@ -84,11 +84,10 @@ def test_of_one_workload_it_is_that_trace(some: list[Trace]) -> None:
     assert merge_all(some[:1]) == structs.replace(some[0], workload=ANY_WORKLOAD)
 
 
-def test_who_is_not_trusted_is_not_in_it() -> None:
+def test_who_is_not_trusted_is_not_in_it(said: list[str]) -> None:
     """However often it is made, a recording is in it once; and it goes with the last one."""
     ours, theirs = SigningKey.make(), SigningKey.make()
     trust = Trust([TrustedKey(PublicKey(ours.public, "ours"), "ours.pub")])
-    said: list[str] = []
 
     def trace(workload: str, block: int) -> Trace:
         return Trace(tree=TREE, workload=workload, runs=1, blocks=[block], seen=[1], first_ms=[1])
@@ -96,21 +95,21 @@ def test_who_is_not_trusted_is_not_in_it() -> None:
     async def run() -> None:
         store = FaultyStore(open_store(STORE))  # not this user's own
         first, second, third = (trace(digit * 16, block) for block, digit in enumerate("123"))
-        await publish_traces(store, [first], COUNT, theirs, Trust(), said.append)
+        await publish_traces(store, [first], COUNT, theirs, Trust())
         for _ in range(2):
-            await publish_traces(store, [second, third], COUNT, ours, trust, said.append)
-            found = await read_stored(store, TREE, ALL_TRACES, COUNT, trust, said.append)
+            await publish_traces(store, [second, third], COUNT, ours, trust)
+            found = await read_stored(store, TREE, ALL_TRACES, COUNT, trust)
             assert found is not None and found.where == f"{store.url}/traces/{TREE}/any.json"
             assert (found.trace.runs, sorted(found.trace.blocks)) == (2, [1, 2])
         assert len(said) == 2 and all(f"{first.workload}.json" in line for line in said)
         assert sorted(await list_stored(store, TREE)) == [each.workload for each in (first, second, third)]
         await store.delete(f"traces/{TREE}/{second.workload}.json")
-        await renew_all(store, TREE, COUNT, ours, trust, said.append)
-        found = await read_stored(store, TREE, ALL_TRACES, COUNT, trust, said.append)
+        await renew_all(store, TREE, COUNT, ours, trust)
+        found = await read_stored(store, TREE, ALL_TRACES, COUNT, trust)
         assert found is not None and found.trace.blocks == [2]
         await store.delete(f"traces/{TREE}/{third.workload}.json")
-        await renew_all(store, TREE, COUNT, ours, trust, said.append)
-        assert await read_stored(store, TREE, ALL_TRACES, COUNT, trust, said.append) is None
+        await renew_all(store, TREE, COUNT, ours, trust)
+        assert await read_stored(store, TREE, ALL_TRACES, COUNT, trust) is None
         await store.aclose()
 
     run_with_store(run)
@@ -125,7 +124,7 @@ def test_only_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def run() -> None:
         store = FaultyStore(open_store(STORE))  # not this user's own
         trust = Trust([TrustedKey(PublicKey(ours.public, "ours"), "ours.pub")])
-        kept = Traces(os.fspath(tmp_path), TREE, COUNT, store, trust, lambda _: None)
+        kept = Traces(os.fspath(tmp_path), TREE, COUNT, store, trust)
         shared = []
         for key in (None, SigningKey.make(), ours, ours):
             monkeypatch.setattr(KeyDirectory, "read_private", lambda _, key=key: key)
