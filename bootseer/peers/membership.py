@@ -11,6 +11,7 @@ import ipaddress
 import os
 import stat
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -148,9 +149,10 @@ def write_peers(path: str, peers: JobPeers) -> None:
 class PeersFile:
     """The present content of the file, for any thread. A check costs one system call, at most each `look_s`."""
 
-    def __init__(self, path: str, *, look_s: float = POLL_S) -> None:
+    def __init__(self, path: str, *, look_s: float = POLL_S, log: Callable[[str], object] | None = None) -> None:
+        """Args: log: receives why the file cannot be used (default: it is logged)."""
         self.path = path
-        self._look_s = look_s
+        self._look_s, self._log = look_s, log or _log.info
         self._looked_s = float("-inf")
         self._seen: tuple[int, ...] | None = None
         self._peers: JobPeers | None = None
@@ -183,7 +185,7 @@ class PeersFile:
             self._peers = read_peers(self.path)
         except ConfigError as error:
             self._peers = None
-            _log.info("peer sharing disabled: %s", error)
+            self._log(f"peer sharing disabled: {error}")
 
 
 def _read(fd: int, max_bytes: int) -> bytes:

@@ -248,13 +248,15 @@ def open_peer_store(
     options: Mapping[str, object] | None = None,
     timeout_s: float = 30.0,
     sums: Mapping[str, SpanChecksums] | None = None,
+    log: Callable[[str], object] | None = None,
 ) -> Store:
     """Open the store at `url` through the job's peers; without a path, the store alone.
 
-    The file at `peers_path` may be created, changed and removed at any time. Raises: ConfigError.
+    The file at `peers_path` may be created, changed and removed at any time. Args: log: receives why it cannot be
+    used (default: it is logged). Raises: ConfigError.
     """
     store = open_store(url, timeout_s=timeout_s, options=options or {})
-    return PeerStore(store, url, PeersFile(peers_path), sums=sums) if peers_path else store
+    return PeerStore(store, url, PeersFile(peers_path, log=log), sums=sums) if peers_path else store
 
 
 def _find_sum() -> Callable[[memoryview], int]:

@@ -97,6 +97,9 @@ def test_it_is_read_again_when_it_was_replaced(tmp_path: Path, said: list[str]) 
     assert file.current() is None
     assert file.current() is None
     assert len(said) == 1, "it is said once"
+    own: list[str] = []
+    assert PeersFile(path, log=own.append).current() is None
+    assert (own, len(said)) == (said, 1), "a caller may take the line"
     os.remove(path)
     assert file.current() is None
 
