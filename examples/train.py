@@ -239,7 +239,7 @@ def train(args: argparse.Namespace) -> float:
     model = DistributedDataParallel(bare)
     text = Text(args.context)
     batches = text.batches(seen, args.batch, rank, ranks, args.seed)
-    recent, since_s = torch.zeros(()), time.monotonic()
+    recent, since_step, since_s = torch.zeros(()), step, time.monotonic()
     while step < args.steps:
         if rank == args.die_rank and step == args.die_at_step and first_attempt:
             raise RuntimeError(f"rank {rank} was told to die before step {step}")
@@ -255,9 +255,10 @@ def train(args: argparse.Namespace) -> float:
         recent += loss.detach()
         if step % args.print_every == 0:
             dist.all_reduce(recent)
-            step_s = (time.monotonic() - since_s) / args.print_every
-            say(f"step {step:4d}  loss {recent.item() / args.print_every / ranks:.3f}  {step_s * 1000:.0f} ms")
-            recent, since_s = torch.zeros(()), time.monotonic()
+            count = step - since_step  # fewer after a restart
+            step_s = (time.monotonic() - since_s) / count
+            say(f"step {step:4d}  loss {recent.item() / count / ranks:.3f}  {step_s * 1000:.0f} ms")
+            recent, since_step, since_s = torch.zeros(()), step, time.monotonic()
         if step % args.save_every == 0 or step == args.steps:
             random = gather_random_states()
             if rank == 0:

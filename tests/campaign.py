@@ -226,7 +226,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     path = config.getoption("campaign_table")
     own = [family for file in load_files(path) for family in file.families]
-    config.stash[counts] = mark(items, [*load(path), *own])
+    has_cases = any("[" in argument for argument in config.args)  # then families are not complete
+    config.stash[counts] = {} if has_cases else mark(items, [*load(path), *own])
     config.stash[files] = {item.nodeid.partition("::")[0] for item in items}
     is_named = any("::" in argument for argument in config.args)
     if IS_FULL or is_named or "campaign" in (config.getoption("markexpr") or ""):

@@ -12,7 +12,8 @@ from tests import support
 
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "examples", "train.py")
 SMALL = ("--steps", 9, "--save-every", 4, "--batch", 2, "--width", 16, "--layers", 1, "--context", 480)
-JOB = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, TRAIN, *SMALL, "--checkpoints")
+RESTARTS = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1)
+JOB = (*RESTARTS, TRAIN, *SMALL, "--print-every", 5, "--checkpoints")
 ENV = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 DIES = ("--die-rank", 1, "--die-at-step", 6)
 
@@ -41,6 +42,9 @@ def test_restart_changes_nothing(request, undisturbed_loss: str, tmp_path, launc
     broken = launch(*JOB, tmp_path / "broken", *DIES, env=ENV, deadline_s=90)
     assert re.findall(r"resumed from step (\d+)", broken.stdout) == ["4"]
     assert final_loss(broken) == undisturbed_loss
+    shown = re.findall(r"^step +5  loss (\S+)", broken.stdout, re.MULTILINE)
+    assert len(shown) == 2, "before and after the restart, from 5 steps and from 1"
+    assert all(abs(float(each) - float(undisturbed_loss)) < 1 for each in shown), shown
     assert sorted(os.listdir(tmp_path / "broken")) == ["step_000008.pt", "step_000009.pt"]
 
 

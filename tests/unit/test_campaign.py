@@ -134,6 +134,16 @@ def test_a_table_that_names_no_case_is_an_error(
     assert "test_x.py::test_y: there is no case ['a-9']" in run.stderr
 
 
+@pytest.mark.parametrize("ci", ["5", '["a-0"]'])
+def test_a_case_by_name_needs_no_other_case(
+    collected: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, ci: str
+) -> None:
+    (tmp_path / "table.toml").write_text(TABLE.replace('ci = "cover"', f"ci = {ci}"))
+    run = collected("test_x.py::test_y[a-2]")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("test_x.py::") == 1
+
+
 def test_the_page_gets_the_table() -> None:
     page = f"# Tests\n{BEGIN}old\n{END}after\n"
     written = with_table(page, [ROW])
