@@ -566,7 +566,8 @@ for step in range(1000, 100_000):
         (shown,) = user.shell(split(user.block("running.md", "$ bootseer status"))[0] + " || test $? = 1")
         return shown.output
 
-    shown = support.wait_until(lambda: found if "running  " in (found := status()) else "", 30, "the status")
+    with_cores = re.compile(r"running .* ago +[0-9.]+ ")  # known from the second look on
+    shown = support.wait_until(lambda: found if with_cores.search(found := status()) else "", 30, "the status")
     job.signal(15)
     job.wait()
     user.shows("running.md", "failure 0 of job run7", record.read_text())
