@@ -182,6 +182,7 @@ def _env(tree: str, product: Product, place: launch.Place) -> float:
     node = place.fresh()
     environ = {
         **place.environ,
+        "PYTHONPATH": product.root,  # an earlier product starts its processes by the name of their module
         "BOOTSEER_KEYS": os.path.join(product.root, "keys"),
         "BOOTSEER_CACHE": os.path.join(node, "cache"),
         "BOOTSEER_RUNTIME": os.path.join(node, "run"),
