@@ -60,7 +60,7 @@ class Logger:
 
 def get_logger(name: str, *, prints: bool = False) -> Logger:
     """Return the logger of a module. Args: prints: warnings go to stderr if no destination is configured."""
-    return Logger(name, prints=prints)
+    return Logger("bootseer.program" if name == "__main__" else name, prints=prints)  # run by `python -m`
 
 
 def send_to(write: Write | None) -> None:

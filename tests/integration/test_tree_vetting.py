@@ -214,9 +214,7 @@ def test_nothing_is_said_of_what_is_not_right(trees: Trees, what: str) -> None:
 def test_what_this_node_has_shown_is_not_checked_as_a_whole_again(trees: Trees) -> None:
     cache = open_cache(trees.environ)
     tree = cache.open_tree(trees.built.digest, trees.built.index.block_count)
-    tree_metadata.store(
-        os.path.join(cache.folder, TREES, trees.built.digest), trees.built.digest, b"metadata", print
-    )
+    tree_metadata.store(os.path.join(cache.folder, TREES, trees.built.digest), trees.built.digest, b"metadata")
     admission = admit(trees)
     assert admission.index_bytes() is None
     reads, writes = os.pipe()

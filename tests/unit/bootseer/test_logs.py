@@ -28,6 +28,12 @@ def test_a_line_that_was_made_elsewhere_stays(said: list[str], line: str) -> Non
     assert said == [line]
 
 
+def test_a_module_that_is_run_as_a_program_has_the_same_destination(said: list[str]) -> None:
+    """Its name is `__main__`; the services of checkpoints and images are such modules."""
+    get_logger("__main__").warning("it")
+    assert said == ["warning: it"]
+
+
 def test_level_and_place_are_right(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     LOG.line("warning: it")
