@@ -27,7 +27,6 @@ from bootseer.tree.index import MAX_INDEX_BYTES, digest_of
 
 _log = get_logger(__name__)
 
-
 TREES = folders.TREES
 GONE = ".gone-"  # directories that were renamed in order to be removed
 USE_TIMEOUT_S = 10.0

@@ -22,7 +22,6 @@ from bootseer.tree.index import BLOCK_BYTES
 
 _log = get_logger(__name__)
 
-
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 WINDOW_BLOCKS = 32  # of a BlockSource, requested together
 WINDOWS = 8  # in flight at once

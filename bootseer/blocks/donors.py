@@ -20,7 +20,6 @@ from bootseer.tree.index import BLOCK, MAX_RAW_INDEX_BYTES, Index
 
 _log = get_logger(__name__)
 
-
 MAX_DEDUP_SOURCES = 3
 
 

@@ -22,7 +22,6 @@ from bootseer.storage.engine.rate_limit import RateLimiter
 
 _log = get_logger(__name__)
 
-
 HOT_WIDTH = 16  # spans at once
 COLD_WIDTH = 4
 QUIET_S = 0.25  # cold blocks wait until no reader has waited for so long

@@ -10,7 +10,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-
 CHECK_BYTES = 64 << 20  # written between checks of the limit
 FULL_S = 30.0  # without space, nothing is written for so long
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})

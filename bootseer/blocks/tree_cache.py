@@ -37,7 +37,6 @@ from bootseer.tree.index import BLOCK_BYTES
 
 _log = get_logger(__name__)
 
-
 _GRANULE_MASK = GRANULE_BYTES - 1
 _ZEROS = bytes(BLOCK_BYTES)
 _SPARSE = 256  # marks are read one by one when fewer than one in so many is requested

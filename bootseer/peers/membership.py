@@ -26,7 +26,6 @@ from bootseer.storage.paths import check_path, redact
 
 _log = get_logger(__name__)
 
-
 FORMAT = "bootseer-peers/1"
 MAX_FILE_BYTES = 16 << 20
 MAX_NODES = 100_000

@@ -32,7 +32,6 @@ from bootseer.tuning import current
 
 _log = get_logger(__name__)
 
-
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections
 HANDSHAKE_S = 5.0  # for authentication
 IDLE_S = 90.0  # between two requests; clients close idle ones sooner

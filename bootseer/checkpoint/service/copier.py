@@ -25,7 +25,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-
 COPY_S = 900.0  # memory is not held for longer
 CHECK_BYTES = 256 << 20  # between two checks of the disk's free space
 REPORT_S = 0.5

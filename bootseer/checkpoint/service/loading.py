@@ -32,7 +32,6 @@ from bootseer.tuning import current
 
 _log = get_logger(__name__)
 
-
 MAX_FILLERS = 3  # that may die before ranks get their files by another method
 PROGRESS_S = 0.5
 

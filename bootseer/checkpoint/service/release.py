@@ -27,7 +27,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-
 DIRECTORY = "loads"
 MAX_FILE_BYTES = 4 << 20
 MAX_FILES = 256

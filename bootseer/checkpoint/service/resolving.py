@@ -35,7 +35,6 @@ from bootseer.tuning import current
 
 _log = get_logger(__name__)
 
-
 NOTHING, UNUSABLE, MISPLACED = "none", "unusable", "misplaced"
 PIN_TRIES_S = 10.0  # another node has just seen it: cached listings of this node expire
 PIN_WAIT_S = 0.5

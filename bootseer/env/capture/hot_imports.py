@@ -22,7 +22,6 @@ from bootseer.trust.owners import has_owners
 
 _log = get_logger(__name__)
 
-
 FORMAT = "bootseer-imports/1"
 PAYLOAD_TYPE = "application/vnd.bootseer.imports.v1+json"
 MAX_ENVELOPE_BYTES = 8 << 20

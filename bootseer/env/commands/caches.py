@@ -34,7 +34,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 AT_ONCE = 8
 
 

@@ -34,7 +34,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 Progress = Callable[[int, int], object]  # bytes done, and in total
 MIN_LETTERS = 6  # of an abbreviated key
 

@@ -37,7 +37,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 MAX_COMPARED = 256  # documents, the newest first
 MAX_GUESSES = 8  # whose lists of reads are fetched
 MAX_SHOWN = 12  # names of reads

@@ -32,7 +32,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 Count = Callable[[int, int], None]  # more bytes and files
 _VENV = b"pyvenv.cfg"
 

@@ -38,7 +38,6 @@ from bootseer.trust.trust import Signing
 
 _log = get_logger(__name__)
 
-
 Count = Callable[[int, int], None]  # more bytes and files
 
 

@@ -26,7 +26,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-
 REPORTED_BYTES = 1 << 30  # reading this much or more is reported to the user
 MAX_SETTINGS_BYTES = 1 << 20
 GIT_S = 20.0

@@ -30,7 +30,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-
 GIVE_UP_S = 0.4  # for the release of the lease, before this process ends
 
 

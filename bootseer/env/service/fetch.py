@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-
 BUSY_S = 10.0  # after that, another node is assumed to be at the same directory on a shared file system
 FIND_TRIES, FIND_PAUSE_S = 20, 0.25  # for a tree that another node has just published
 IMPORTS_S = 0.5  # after all else is ready; imports are optional

@@ -35,7 +35,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 OnWait = Callable[[bool], object]
 
 

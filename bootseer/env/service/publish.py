@@ -26,7 +26,6 @@ from bootseer.tree.index import Index
 
 _log = get_logger(__name__)
 
-
 MAX_NAMED = 5
 
 

@@ -28,7 +28,6 @@ from bootseer.mounts.sandbox.shared import of_node
 
 _log = get_logger(__name__)
 
-
 MAX_NAMED = 5
 
 

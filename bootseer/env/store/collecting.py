@@ -54,7 +54,6 @@ from bootseer.trust import parse
 
 _log = get_logger(__name__)
 
-
 AT_ONCE = 8
 _TRACES = "traces"
 

@@ -22,7 +22,6 @@ from bootseer.storage.small_files import list_if_there
 
 _log = get_logger(__name__)
 
-
 WRITING = aio.RetryPolicy(tries=4, base_s=0.1, max_s=1.0, budget_s=10.0)
 
 Clock = Callable[[], float]

@@ -37,7 +37,6 @@ from bootseer.storage.small_files import read_small, url_of
 
 _log = get_logger(__name__)
 
-
 HEARTBEAT_S = 5.0
 MIN_LOOK_S, POLL_SHARE = 0.2, 0.1  # polling interval of a waiting node: a tenth of its wait so far
 

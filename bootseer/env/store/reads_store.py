@@ -22,7 +22,6 @@ from bootseer.trust import SigningKey, Trust, seal
 
 _log = get_logger(__name__)
 
-
 MAX_EXAMINED = 32  # of numbered files of one kind, the highest first
 MAX_PROBED = 1000  # in a store that cannot be listed
 PUBLISH_TRIES = 8  # another process may publish at the same moment

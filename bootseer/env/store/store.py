@@ -57,7 +57,6 @@ from bootseer.trust.trust import ADD, MAKE
 
 _log = get_logger(__name__)
 
-
 MAX_DOCUMENT_BYTES = 1 << 20
 USED_EVERY_S = 3600.0  # minimum interval between touches of a stamp
 LIST_AT_ONCE = 8

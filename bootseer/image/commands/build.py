@@ -39,7 +39,6 @@ from bootseer.trust import SigningKey, Trust
 
 _log = get_logger(__name__)
 
-
 ROOTFS = "rootfs:"
 LAYOUT = "oci-layout"  # the file that makes a directory an image layout
 

@@ -22,7 +22,6 @@ from bootseer.trust.trust import Signing as Signing
 
 _log = get_logger(__name__)
 
-
 Progress = Callable[[int, int], None]  # bytes done, and in total
 REGISTRIES = ("oci", "docker")
 UNSIGNED = (

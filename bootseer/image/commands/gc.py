@@ -32,7 +32,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 DELETES_AT_ONCE = 8
 _DAY_S = 86_400.0
 

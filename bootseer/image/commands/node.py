@@ -35,7 +35,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 SAVE_S = 5.0  # how long a process that serves a tree may save its data before it counts as still saving
 MATERIALISE = "`bootseer image materialise` needs no mount"
 NOT_RECORDED = "has no access trace; record one with `bootseer image record`, or fetch everything with --all"

@@ -28,7 +28,6 @@ from bootseer.trust import SigningKey, Trust, seal
 
 _log = get_logger(__name__)
 
-
 _OWN = re.compile(r"trace-([0-9a-f]{16})\.json")
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
 

@@ -22,7 +22,6 @@ from bootseer.mounts.device import fuse_wire as wire
 
 _log = get_logger(__name__)
 
-
 NAME, METADATA = "device", "metadata"
 FILE = wire.ROOT + 1
 REQUEST_BYTES = 64 << 10  # maximum that the kernel sends at once, as there are no writes

@@ -25,7 +25,6 @@ from bootseer.mounts.fuse.spool import SpoolFile
 
 _log = get_logger(__name__)
 
-
 BLOCK_BYTES = 4096
 VERSION_ATTRIBUTE = "user.bootseer.version"
 

@@ -33,7 +33,6 @@ from bootseer.mounts.fuse.spool import SpoolFile
 
 _log = get_logger(__name__)
 
-
 FILE_SETTLE_S = 0.5  # a file that was closed may be renamed at once
 RETRIES = Backoff(10.0, 300.0)
 MAX_POINTER_BYTES = 4096

@@ -15,7 +15,6 @@ from bootseer.mounts.sandbox.process import ImageSandbox
 
 _log = get_logger(__name__)
 
-
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A terminal sends them to the program as well.
 IGNORED = (signal.SIGINT, signal.SIGQUIT)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-
 ROOTFS = "rootfs:"
 _FIGURES = (
     "requests",

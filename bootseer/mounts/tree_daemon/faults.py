@@ -20,7 +20,6 @@ from bootseer.mounts.faults import Journal
 
 _log = get_logger(__name__)
 
-
 NAME = "unreadable"  # in the directory of the tree in the cache
 MAX_REMEMBERED = 64  # blocks
 MAX_FILE_BYTES = 256 << 10

@@ -31,7 +31,6 @@ from bootseer.mounts.tree_daemon.settings import Settings
 
 _log = get_logger(__name__)
 
-
 APART_BLOCKS = 256  # from so many on another process pays off
 SHARE_WITHIN_S = 10.0  # all nodes of a job end their recordings at about the same time: the delays order them
 WHOLE = "whole"  # the prefetch of everything; others are named after their workload

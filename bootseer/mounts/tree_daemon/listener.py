@@ -22,7 +22,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CONNECTIONS = 4096
 REQUEST_S = 30.0  # a connection without lease or request is closed after it

@@ -22,7 +22,6 @@ from bootseer.tree.index import MAX_RAW_INDEX_BYTES, Config, Index
 
 _log = get_logger(__name__)
 
-
 NAME = f"erofs-{erofs.VERSION}"
 _DIGEST_BYTES = 32
 

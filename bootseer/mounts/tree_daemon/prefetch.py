@@ -22,7 +22,6 @@ from bootseer.tuning import current
 
 _log = get_logger(__name__)
 
-
 MODULE = "bootseer.mounts.tree_daemon.prefetch_worker"
 SHOWN = b"shown\n"
 

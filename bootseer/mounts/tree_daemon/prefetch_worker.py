@@ -41,7 +41,6 @@ from bootseer.tree.index import BLOCK_BYTES, MAX_INDEX_BYTES
 
 _log = get_logger(__name__)
 
-
 NAME = "tree-bringer"  # in ps and top
 REPORT_S = 0.25
 LENGTH = struct.Struct("<Q")  # of the order, before it

@@ -42,7 +42,6 @@ from bootseer.tuning import current
 
 _log = get_logger(__name__)
 
-
 MAX_DESCRIPTORS = 1 << 14
 CHECK_S = 1.0  # between checks whether it is in use
 ANSWERS_S = 2.0  # at the end, for pending answers

@@ -20,7 +20,6 @@ from bootseer.tree.index import BLOCK_BYTES
 
 _log = get_logger(__name__)
 
-
 AGAIN_S = 0.5  # the kernel's second read comes within it
 LATE_SHARE = 0.5  # of the deadline; an earlier failure may be retried
 MAX_BLOCKS = 4096  # remembered

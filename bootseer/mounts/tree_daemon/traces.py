@@ -30,7 +30,6 @@ from bootseer.trust.owners import has_owners
 
 _log = get_logger(__name__)
 
-
 PAYLOAD_TYPE = "application/vnd.bootseer.trace.v1+json"
 MAX_ENVELOPE_BYTES = 16 << 20
 ALL_TRACES = "any"  # the name of the merge of all traces of a store; the others are named by workload

@@ -28,7 +28,6 @@ from bootseer.tree.index import BLOCK_BYTES, HOLE, UNIT_BYTES, Index
 
 _log = get_logger(__name__)
 
-
 INDEX, BOOT, COMPLETE, TREE = "index", "boot", "complete", "tree"
 GONE = ".gone-"  # directories that were renamed in order to be removed
 _DIGEST = re.compile(r"[0-9a-f]{64}")

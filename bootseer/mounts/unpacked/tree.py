@@ -49,7 +49,6 @@ from bootseer.trust import Trust
 
 _log = get_logger(__name__)
 
-
 PROGRESS_S = 10.0
 RETRY_S = 0.05
 
