@@ -34,6 +34,7 @@ from tests.env_parts import (
 from tests.testing.store_suite import MakeStore, StoreSuite
 
 BEAT_S = 0.15
+PATIENT_S = 0.5  # of holders that live: MAX_MISSED of these pass on a loaded machine, too
 KEY, DOCUMENT = document()
 
 Make = Callable[[], Store]
@@ -104,7 +105,7 @@ def stores(make: Make) -> Iterator[Make]:
 
 @pytest.fixture
 def leases(stores: Make) -> Callable[..., BuilderLease]:
-    return lambda name: BuilderLease(stores(), owner=name, beat_s=BEAT_S)
+    return lambda name, beat_s=BEAT_S: BuilderLease(stores(), owner=name, beat_s=beat_s)
 
 
 @pytest.fixture
@@ -145,13 +146,13 @@ def test_one_holder_at_a_time(leases: Callable[..., BuilderLease]) -> None:
 
 
 def test_a_holder_that_heartbeats_is_waited_for(leases: Callable[..., BuilderLease]) -> None:
-    builder, waiter = leases("builder"), leases("waiter")
+    builder, waiter = leases("builder", PATIENT_S), leases("waiter", PATIENT_S)
     with renewing(take(builder)) as lease:
         lease.tell("pip install")
         began_s = time.monotonic()
-        found = aio.run_sync(waiter.acquire(KEY, nothing, 8 * BEAT_S))
+        found = aio.run_sync(waiter.acquire(KEY, nothing, 8 * PATIENT_S))
         assert isinstance(found, WaitEnded), found
-        assert time.monotonic() - began_s >= 8 * BEAT_S
+        assert time.monotonic() - began_s >= 8 * PATIENT_S
         holder = aio.run_sync(waiter.try_take(KEY))
         assert isinstance(holder, LeaseHolder)
         assert (holder.owner, holder.state) == ("builder", "pip install")
@@ -170,14 +171,14 @@ def test_a_holder_that_died_is_replaced(leases: Callable[..., BuilderLease]) -> 
 
 
 def test_a_failure_is_reported_and_not_remembered(leases: Callable[..., BuilderLease]) -> None:
-    builder, waiter = leases("builder"), leases("waiter")
+    builder, waiter = leases("builder", PATIENT_S), leases("waiter", PATIENT_S)
     lease = take(builder)
 
     async def wait_and_fail() -> object:
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(lease.keep())
             waiting = group.create_task(waiter.acquire(KEY, nothing, 60))
-            while not (await builder.look(KEY)).record.beat > 2:  # type: ignore[union-attr]
+            while not (await builder.look(KEY)).record.beat > 0:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
             await lease.release(FAILED, "status 1")
             await keeping
