@@ -194,6 +194,7 @@ class _Preloaded:
         self.files = _Files(self.ctypes, self.libc)
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
+        self.arrived = None  # type: Any  # memory that the ranks of these processes share: see store_gate.py
         self.parked_pid = self.first_pid = 0  # of the first standby process, and of the first rank
         self.read = []  # type: List[Tuple[int, int]]  # pages that the first rank has read: address and bytes
         self.copied = []  # type: List[Tuple[int, int]]
@@ -497,7 +498,7 @@ class _Preloaded:
         self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self.script or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
-        self.socket = _import_apart("_socket")
+        self.socket, self.mmap = _import_apart("_socket"), _import_apart("mmap")
         modules = [module for module in list(sys.modules.values()) if isinstance(module, type(sys))]
         same = _import_apart(
             "_operator"
@@ -754,6 +755,7 @@ class _Preloaded:
         if len(self.parked) == count:
             return None
         self._discard()
+        self.arrived = self.mmap.mmap(-1, count)
         pipes = [os.pipe() for _ in range(count)]
         first, telling = os.pipe()
         pid = os.fork()
@@ -848,8 +850,8 @@ class _Preloaded:
         if port:
             waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
         for place, (fd, rank) in enumerate(waiting):
-            gate = str(port if self.is_gated and place else 0)
-            self._write(fd, _pack([guard_pid, gate, *base_fields, *rank.fields]))
+            gate = [str(port if self.is_gated else 0), str(place)]
+            self._write(fd, _pack([guard_pid, *gate, *base_fields, *rank.fields]))
             if self.is_gated or not (port and place):
                 self._write(fd, b"!")
         if port and len(waiting) > 1 and not self.is_gated:
@@ -906,9 +908,9 @@ class _Preloaded:
             fields = self.receive()
         except _GuardGone:
             os._exit(137)  # not needed, or the fork server was killed right after it had reported this rank
-        gate, count = int(fields[1]), int(fields[2])
-        environ = _to_environ(fields[3 : 3 + count])
-        rank = _Rank(fields[3 + count :], self.template["__file__"])
+        gate, place, count = map(int, fields[1:4])
+        environ = _to_environ(fields[4 : 4 + count])
+        rank = _Rank(fields[4 + count :], self.template["__file__"])
         environ.update(rank.environ)
         if rank.is_entered:
             self._exchange(environ)
@@ -931,8 +933,8 @@ class _Preloaded:
         except Exception:
             is_prepared = False  # the rank is exec'd instead, which shows the error
         call = self._become(rank, environ) if is_prepared else None
-        if gate:
-            self.gate["install"](self.socket, gate, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+        if gate and len(self.arrived) > 1:
+            self.gate["install"](self.socket, gate, len(self.arrived), place, self.arrived)
         os.read(fd, 1)  # also at its end: the supervisor knows this rank, and the fork server was killed
         os.close(fd)
         if call is None:

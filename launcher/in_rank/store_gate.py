@@ -1,8 +1,12 @@
-"""Makes forked ranks join torch's store only when rank 0 listens: an earlier client sleeps for 0.3 to 0.7 s.
+"""Makes forked ranks join torch's store when rank 0 listens, and rank 0 listen when they are about to join.
 
-Loaded by fork_server.py, by path, beside it; standard library only, needs Python 3.8. On rank 0's node the other
-ranks run their script at once. They wait where torch selects the rendezvous handler (env://), until a process
-listens on the master port. The first lookup in torch's table of handlers waits, and restores torch's table.
+A client that comes too early sleeps for 0.3 to 0.7 s. Rank 0 counts clients when it begins to listen, then every
+10 ms, so one that comes a moment after the first count costs 10 ms.
+
+Loaded by fork_server.py, by path, beside it; standard library only, needs Python 3.8. On rank 0's node all ranks
+run their script at once. They wait where torch selects the rendezvous handler (env://): rank 0 briefly until the
+others are there, the others until a process listens on the master port. The first lookup in torch's table of
+handlers waits, and restores torch's table.
 """
 
 import os
@@ -20,6 +24,8 @@ SCHEME = "env"
 MAX_WAIT_S = 5.0
 # A rank polls again after a share of the time that it has waited. All ranks of a node poll as often as one would.
 MIN_PAUSE_S, MAX_PAUSE_S, PAUSE_SHARE = 0.00005, 0.005, 0.02
+# Of rank 0 for the others, which save 10 ms.
+MAX_MEETING_S = 0.005
 
 
 def has_place() -> bool:
@@ -27,13 +33,17 @@ def has_place() -> bool:
     return isinstance(getattr(sys.modules.get(RENDEZVOUS), HANDLERS, None), dict)
 
 
-def install(socket: "Any", port: int, ranks: int) -> None:
-    """Make this rank wait at torch's table until a process listens on `port`.
+def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") -> None:
+    """Make this rank wait at torch's table: rank 0 for the others, the others until a process listens on `port`.
 
     Args:
         socket: the module _socket.
         ranks: number of ranks of this node, which may all wait.
+        place: of this rank among them; rank 0 has 0.
+        arrived: memory that all of them share, with a byte for each rank that has come to its wait.
     """
+    if not place and ranks > len(os.sched_getaffinity(0)):
+        return  # some would come late anyway
     module = sys.modules[RENDEZVOUS]
     handlers = getattr(module, HANDLERS)
 
@@ -42,7 +52,11 @@ def install(socket: "Any", port: int, ranks: int) -> None:
 
         def __getitem__(self, scheme: str) -> "Any":
             if scheme == SCHEME and os.environ.get("MASTER_PORT") == str(port):
-                await_listener(socket, port, ranks)
+                if place:
+                    arrived[place] = 1
+                    await_listener(socket, port, ranks)
+                else:
+                    await_arrivals(arrived, ranks)
             handlers.update(self)  # handlers that the script has registered
             setattr(module, HANDLERS, handlers)
             return handlers[scheme]
@@ -58,6 +72,13 @@ def await_listener(socket: "Any", port: int, ranks: int) -> None:
         if waited_s > MAX_WAIT_S:
             break
         time.sleep(min(max(waited_s * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S) * ranks)
+
+
+def await_arrivals(arrived: "Any", ranks: int) -> None:
+    """Wait until the other ranks have come, at most MAX_MEETING_S."""
+    until_s = time.monotonic() + MAX_MEETING_S
+    while 0 in arrived[1:ranks] and time.monotonic() < until_s:
+        time.sleep(MIN_PAUSE_S)
 
 
 def is_listened_on(socket: "Any", port: int) -> bool:
