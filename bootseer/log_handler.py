@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from bootseer.logs import PREFIXES, Write, destination
+from bootseer.log_lines import PREFIXES, Write, destination
 
 
 class LineHandler(logging.Handler):

@@ -10,19 +10,14 @@ with `warning: `, an error with `error: `. `logging` costs 5 ms of CPU time, so 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from bootseer.log_lines import INFO, PREFIXES, WARNING, Write, destination, set_destination
+
 if TYPE_CHECKING:
     import logging
-
-Write = Callable[[str], object]
-
-INFO, WARNING, ERROR = 20, 30, 40  # of logging
-PREFIXES = {WARNING: "warning: ", ERROR: "error: "}
-
-_write: Write | None = None  # None: the library's user decides
 
 
 class Logger:
@@ -50,7 +45,7 @@ class Logger:
 
     def _log(self, level: int, message: str, args: tuple[object, ...]) -> None:
         if self._logger is None:
-            if _write is None and not self._prints and "logging" not in sys.modules:
+            if destination() is None and not self._prints and "logging" not in sys.modules:
                 return  # it would have no reader
             from bootseer.log_handler import get
 
@@ -65,8 +60,7 @@ def get_logger(name: str, *, prints: bool = False) -> Logger:
 
 def send_to(write: Write | None) -> None:
     """Send the lines of this process to `write` and to nothing else; None: to what its user has configured."""
-    global _write
-    _write = write
+    set_destination(write)
     if "logging" in sys.modules:
         prepare()
 
@@ -78,15 +72,10 @@ def prepare() -> None:
     configure()
 
 
-def destination() -> Write | None:
-    """Return what `send_to` has set last."""
-    return _write
-
-
 @contextmanager
 def sent_to(write: Write) -> Iterator[None]:
     """Send the lines of this process to `write` meanwhile."""
-    before = _write
+    before = destination()
     send_to(write)
     try:
         yield

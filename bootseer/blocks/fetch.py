@@ -25,7 +25,7 @@ from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.waits import StallTime
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
 from bootseer.storage import Store
-from bootseer.storage.local.bounce import BouncePool
+from bootseer.storage.engine.bounce import BouncePool
 from bootseer.tree.index import Index
 
 DEADLINE_S = 30.0  # of a read that blocks a reader

@@ -179,7 +179,7 @@ def open_job(job: Job, verify: str | None) -> Source:
     if not job.arena:
         return _open_pinned(job.url or job.path, verify, job.version, job.digest)
     try:
-        from bootseer.checkpoint.service.arena_client import connect
+        from bootseer.checkpoint.io.arena_source import connect
 
         found = connect(job.arena, job.digest, open_directly)
     except BootseerError as error:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from bootseer.checkpoint.format.read_only_file import MemoryFile
 from bootseer.checkpoint.format.saved_tensor import content_start
-from bootseer.checkpoint.io.memory import MemoryFile, allocate, check_free
+from bootseer.checkpoint.io.memory import allocate, check_free
 from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, first_line

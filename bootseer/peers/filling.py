@@ -15,7 +15,7 @@ from bootseer.errors import BootseerError, StorageError, Unavailable
 from bootseer.peers.spans import SPAN_BYTES
 from bootseer.peers.spool import Spool, SpooledSpan, SpoolFullError
 from bootseer.storage import RangeReader, RangeRequest, Store
-from bootseer.storage.local.bounce import BouncePool
+from bootseer.storage.engine.bounce import BouncePool
 from bootseer.tuning import current
 
 PIECE_BYTES = 1 << 20  # unit of reading, storing and sending

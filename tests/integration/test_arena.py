@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
+from bootseer.checkpoint.io import arena_source
+from bootseer.checkpoint.io.arena_source import ArenaSource, connect
 from bootseer.checkpoint.io.inputs import MemoryInput, Stream
 from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
-from bootseer.checkpoint.service import arena_client
-from bootseer.checkpoint.service.arena_client import ArenaSource, connect
 from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.checkpoint.writing.saved_units import VARIABLE, SavedUnits
 from bootseer.checkpoint.writing.writer import Geometry, write_version
@@ -179,7 +179,7 @@ def test_when_all_ranks_have_their_part_the_memory_is_given_up(node: Node, shard
     service = node.start(shards, local_world_size=2, quiet_s=0.0)
     answer = service.load(nnodes=3)
     script = (
-        "import sys; from bootseer.checkpoint.service.arena_client import connect\n"
+        "import sys; from bootseer.checkpoint.io.arena_source import connect\n"
         "from bootseer.checkpoint.io.source import Request\n"
         "s = connect(sys.argv[1], sys.argv[2]); s.read([Request('.metadata', 0, memoryview(bytearray(9)))])\n"
         "if sys.argv[3]: s.close()"
@@ -206,7 +206,7 @@ def test_thousands_of_files_and_few_descriptors(node: Node, tmp_path: Path) -> N
     assert (Path(answer["path"]) / "layer-01499-with-a-name-of-some-length.bin").read_bytes() == b"1499" * 10
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from bootseer.checkpoint.service.arena_client import connect; s = connect(sys.argv[1], sys.argv[2])\n"
+        "from bootseer.checkpoint.io.arena_source import connect; s = connect(sys.argv[1], sys.argv[2])\n"
         "views = [s.map(f'layer-{n:05d}-with-a-name-of-some-length.bin', 0, 4) for n in range(40)]\n"
         "print(bytes(views[7]))"
     )
@@ -269,7 +269,7 @@ def test_memory_that_a_rank_lets_go_of_is_given_back(node: Node, tmp_path: Path)
 def test_a_forked_child_asks_for_itself(node: Node, shards: Path) -> None:
     answer = node.start(shards).load(nnodes=3)
     script = (
-        "import os, sys; from bootseer.checkpoint.service.arena_client import connect\n"
+        "import os, sys; from bootseer.checkpoint.io.arena_source import connect\n"
         "s = connect(sys.argv[1], sys.argv[2]); s.map('__0_0.distcp', 0, 10)\n"
         "pid = os.fork()\n"
         "name = '__1_0.distcp' if pid else '__2_0.distcp'\n"
@@ -370,7 +370,7 @@ def test_a_save_does_not_need_the_service(node: Node, tmp_path: Path, monkeypatc
 
 
 def test_a_service_that_says_nothing_is_left(node: Node, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_client, "SILENCE_LIMIT_S", 0.3)
+    monkeypatch.setattr(arena_source, "SILENCE_LIMIT_S", 0.3)
     service = node.start(shards)
     source = node.attach(service.load(nnodes=3), lambda: open_source(shards).source)
     service.process.send_signal(signal.SIGSTOP)

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
+from bootseer.checkpoint.io.arena import READY
+from bootseer.checkpoint.io.arena_source import ArenaSource, connect
 from bootseer.checkpoint.io.inputs import MemoryInput
 from bootseer.checkpoint.io.source import Request, Source
-from bootseer.checkpoint.service.arena import READY
-from bootseer.checkpoint.service.arena_client import ArenaSource, connect
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage.local.store import LocalStore
@@ -81,7 +81,7 @@ def test_a_checkpoint_is_read_once_for_all_ranks(service: Start, server: FaultyH
     answer = service(server.url_of("model.bin")).load()
     assert answer["did"] == "ready"
     script = (
-        "import sys; from bootseer.checkpoint.service.arena_client import connect\n"
+        "import sys; from bootseer.checkpoint.io.arena_source import connect\n"
         "s = connect(sys.argv[1], sys.argv[2]); v = s.map('model.bin', 0, s.files['model.bin'].size)\n"
         "import hashlib; print(hashlib.sha256(v).hexdigest()); s.close()"
     )

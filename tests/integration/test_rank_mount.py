@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
+from bootseer.checkpoint.io.arena import READY
+from bootseer.checkpoint.io.arena_source import connect
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.service.arena import READY
-from bootseer.checkpoint.service.arena_client import connect
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.mounts.faults import path_beside, read_faults
 from bootseer.storage.local.store import LocalStore

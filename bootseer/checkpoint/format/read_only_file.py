@@ -42,3 +42,14 @@ class ReadOnlyFile(io.RawIOBase):
             self.fill(self._at, target[:count])
             self._at += count
         return count
+
+
+class MemoryFile(ReadOnlyFile):
+    """A readable file over memory that is not copied."""
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(len(view))
+        self._view = view
+
+    def fill(self, offset: int, target: memoryview) -> None:
+        target[:] = self._view[offset : offset + len(target)]

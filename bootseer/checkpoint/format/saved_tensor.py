@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bootseer.checkpoint.format.read_only_file import ReadOnlyFile
-from bootseer.checkpoint.io.memory import MemoryFile
+from bootseer.checkpoint.format.read_only_file import MemoryFile, ReadOnlyFile
 
 LOCAL_HEADER_BYTES = 30
 END_BYTES = 8192  # of either end of an item: the pickle is in the first, the directory in the last

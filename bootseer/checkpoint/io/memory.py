@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 
-from bootseer.checkpoint.format.read_only_file import ReadOnlyFile
 from bootseer.checkpoint.io.capacity import format_bytes
 from bootseer.errors import CheckpointError
 from bootseer.linux.cgroups import read_memory
@@ -58,14 +57,3 @@ def check_free(size: int, purpose: str) -> None:
 def place(after: int, offset: int) -> int:
     """Return the first place at or after `after` with the same position within a page as `offset` of a file."""
     return after + (offset - after) % PAGE_BYTES
-
-
-class MemoryFile(ReadOnlyFile):
-    """A readable file over memory that is not copied."""
-
-    def __init__(self, view: memoryview) -> None:
-        super().__init__(len(view))
-        self._view = view
-
-    def fill(self, offset: int, target: memoryview) -> None:
-        target[:] = self._view[offset : offset + len(target)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from bootseer.checkpoint.format.layout import Layout
 from bootseer.checkpoint.format.manifest import is_file_path, is_unit, is_version
-from bootseer.checkpoint.service.arena import HeldMemory, new_memfd
+from bootseer.checkpoint.io.arena import HeldMemory, new_memfd
 from bootseer.ipc.channel import Channel
 from bootseer.ipc.listener import Listener
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootseer.checkpoint.service.arena import Arena, Unit
+from bootseer.checkpoint.io.arena import Arena, Unit
 
 
 class ArenaRoom:

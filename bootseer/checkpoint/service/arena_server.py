@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bootseer.checkpoint.service.arena import READY, Arena, Unit
+from bootseer.checkpoint.io.arena import READY, Arena, Unit
 from bootseer.checkpoint.versions.striped import Pinned
 from bootseer.ipc.channel import Channel
 from bootseer.ipc.listener import Listener

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 from math import inf
 
-from bootseer.checkpoint.service.arena import Unit
+from bootseer.checkpoint.io.arena import Unit
 
 AWAY_WAIT_S = 2.0  # before units are retried
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Set
 
 from bootseer import cache_folder
-from bootseer.checkpoint.service.arena import READY, Arena
+from bootseer.checkpoint.io.arena import READY, Arena
 from bootseer.checkpoint.service.disk_copy import DiskCopy, is_free
 from bootseer.checkpoint.service.process import WRITER_DIED, Answers, Child, Fork, end_child
 from bootseer.checkpoint.versions.striped import Pinned

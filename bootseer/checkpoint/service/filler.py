@@ -15,9 +15,9 @@ from collections import deque
 from typing import Any
 
 from bootseer import aio, cache_folder
+from bootseer.checkpoint.io.arena import EMPTY, FAILED, READY, TAKEN, Arena
 from bootseer.checkpoint.io.direct import StoredFile, describe_damage
 from bootseer.checkpoint.opening import local_path, store_at, store_url_of
-from bootseer.checkpoint.service.arena import EMPTY, FAILED, READY, TAKEN, Arena
 from bootseer.checkpoint.service.disk_copy import DiskCopy, can_keep
 from bootseer.checkpoint.service.process import run_child
 from bootseer.checkpoint.versions.striped import Pinned

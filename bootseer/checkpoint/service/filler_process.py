@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bootseer.checkpoint.service.arena import Unit
+from bootseer.checkpoint.io.arena import Unit
 from bootseer.checkpoint.service.process import Child, Fork, end_child
 from bootseer.logs import get_logger
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from bootseer.checkpoint.io.arena import Unit
 from bootseer.checkpoint.opening import store_url_of
 from bootseer.checkpoint.service import prefetch
-from bootseer.checkpoint.service.arena import Unit
 from bootseer.checkpoint.service.awaited_units import AwaitedUnits
 from bootseer.checkpoint.service.filler import AWAY, DAMAGED, REFUSED
 from bootseer.checkpoint.service.needs import Needs

@@ -12,10 +12,7 @@ import selectors
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from bootseer.checkpoint.io.capacity import ARENA, Capacity, allowed, decide
-from bootseer.checkpoint.io.source import SourceFile
-from bootseer.checkpoint.service import warm_arenas
-from bootseer.checkpoint.service.arena import (
+from bootseer.checkpoint.io.arena import (
     EMPTY,
     FAILED,
     READY,
@@ -25,6 +22,9 @@ from bootseer.checkpoint.service.arena import (
     HeldMemory,
     Unit,
 )
+from bootseer.checkpoint.io.capacity import ARENA, Capacity, allowed, decide
+from bootseer.checkpoint.io.source import SourceFile
+from bootseer.checkpoint.service import warm_arenas
 from bootseer.checkpoint.service.arena_offers import OfferedVersions
 from bootseer.checkpoint.service.arena_room import ArenaRoom
 from bootseer.checkpoint.service.arena_server import ArenaServer

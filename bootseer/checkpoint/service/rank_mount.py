@@ -253,7 +253,7 @@ class _Serving:
                 self._lines.send({"damaged": str(error)})
 
     def _let_go(self) -> None:
-        from bootseer.checkpoint.service.arena_client import ArenaSource
+        from bootseer.checkpoint.io.arena_source import ArenaSource
 
         with self._lock:
             self._has_let_go = True

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from bootseer.checkpoint.format.doubles import find_duplicates
 from bootseer.checkpoint.format.manifest import is_version, version_of
+from bootseer.checkpoint.io.arena import Arena
 from bootseer.checkpoint.opening import local_path, single_file
-from bootseer.checkpoint.service.arena import Arena
 from bootseer.checkpoint.service.process import MOUNT_NAME, Fork
 from bootseer.checkpoint.service.rank_copy import RankCopy
 from bootseer.checkpoint.service.rank_mount import RankMount

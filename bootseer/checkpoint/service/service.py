@@ -3,7 +3,7 @@ one job.
 
 bootrun sends requests to its standard input and reads answers from its standard output, as JSON lines; URLs are
 passed only there, never in argv. Ranks connect to a Unix socket in a private directory of the service
-(arena_client.py). The service ends with its input, and leaves nothing behind.
+(io/arena_source.py). The service ends with its input, and leaves nothing behind.
 
     start    url memory_bytes arena_bytes keep local_world_size nodes
                                   resolves the version and prepares memory

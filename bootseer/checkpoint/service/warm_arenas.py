@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from bootseer.checkpoint.format.mapping import map_range
+from bootseer.checkpoint.io.arena import F_SEAL_FUTURE_WRITE, READY, HeldMemory
+from bootseer.checkpoint.io.arena_source import ArenaConnection
 from bootseer.checkpoint.io.source import SourceFile
-from bootseer.checkpoint.service.arena import F_SEAL_FUTURE_WRITE, READY, HeldMemory
-from bootseer.checkpoint.service.arena_client import ArenaConnection
 from bootseer.errors import BootseerError
 from bootseer.linux.files import replace_file
 from bootseer.mounts.tree_daemon.places import locate, prepare

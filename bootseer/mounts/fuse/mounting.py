@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from bootseer.linux import processes
-from bootseer.logs import destination, prepare, sent_to
+from bootseer.log_lines import destination
+from bootseer.logs import prepare, sent_to
 from bootseer.mounts.fuse.operations import Operations, show
 from bootseer.mounts.fuse.protocol import MountedFiles, Saver
 from bootseer.mounts.fuse.reading import Reader

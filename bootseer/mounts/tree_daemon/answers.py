@@ -18,17 +18,15 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from bootseer import aio
 from bootseer.errors import ConfigError, StorageError
+from bootseer.mounts.tree_daemon.daemon import Daemon
+from bootseer.mounts.tree_daemon.hot import HotBlocks
 from bootseer.storage import redact
-
-if TYPE_CHECKING:
-    from bootseer.mounts.tree_daemon.hot import HotBlocks
-    from bootseer.mounts.tree_daemon.serving import Daemon
 
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
 _MAX_S = 1e9

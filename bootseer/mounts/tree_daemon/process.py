@@ -88,7 +88,7 @@ def _serve(orders: socket.socket, reaper: socket.socket, scheme: str) -> int:
         bringing.end_spare_worker()
         tree_maker.take().close()
         return 0
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # serving.py handles them
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # daemon.py handles them
     try:
         orders.sendall(ACCEPTED)  # from now on its starter starts no other daemon
     except OSError:

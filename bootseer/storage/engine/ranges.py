@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.errors import BootseerError, StorageError, StorageTimeout, Unavailable
+from bootseer.storage.engine.bounce import BouncePool, Buffer
 from bootseer.storage.engine.coalesce import MAX_GAP_BYTES, PIECE_BYTES, PlannedRead, WantedRange, plan_pieces
 from bootseer.storage.engine.gate import ReadSemaphore
 from bootseer.storage.engine.hedge import ReadDurations, may_hedge
 from bootseer.storage.engine.pace import START_WIDTH, ConcurrencyLimit, backoff_s
-from bootseer.storage.local.bounce import BouncePool, Buffer
 from bootseer.storage.protocol import Store
 from bootseer.tuning import current
 

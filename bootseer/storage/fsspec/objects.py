@@ -32,7 +32,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.engine.counts import StoreCounters
 from bootseer.storage.engine.revocable_buffer import copy_bytes
-from bootseer.storage.hdfs.joining import concat_by_copy
+from bootseer.storage.joining import concat_by_copy
 from bootseer.storage.paths import check_offset, check_path, redact
 from bootseer.storage.protocol import Entry, Features, Stat
 from bootseer.tuning import current

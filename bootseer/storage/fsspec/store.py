@@ -40,7 +40,7 @@ from bootseer.storage.fsspec.files import (
     to_stat,
     try_remove,
 )
-from bootseer.storage.hdfs.joining import concat_by_copy
+from bootseer.storage.joining import concat_by_copy
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.storage.paths import (
     check_offset,

@@ -28,7 +28,6 @@ from bootseer.storage.engine.counts import StoreCounters
 from bootseer.storage.hdfs.arrow import open_arrow
 from bootseer.storage.hdfs.arrow import why_not as why_no_arrow
 from bootseer.storage.hdfs.conf import HdfsAddress, read_address
-from bootseer.storage.hdfs.joining import concat_by_copy
 from bootseer.storage.hdfs.native import NativeHdfs
 from bootseer.storage.hdfs.reading import HdfsRangeReader, etag_of
 from bootseer.storage.hdfs.replicas import Replicas
@@ -36,6 +35,7 @@ from bootseer.storage.hdfs.uploads import TEMPORARY, FileOptions, Names, Uploads
 from bootseer.storage.hdfs.webhdfs import WebHdfs
 from bootseer.storage.hdfs.webhdfs_client import FileStatus, WebHdfsClient
 from bootseer.storage.hdfs.writer import PartsWriter, StreamWriter, join_parts, rename_whole
+from bootseer.storage.joining import concat_by_copy
 from bootseer.storage.paths import check_offset, check_path
 from bootseer.storage.protocol import Entry, Features, Stat, Store
 from bootseer.tuning import current

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from bootseer.checkpoint.io.arena import READY, UNIT_BYTES, Arena
 from bootseer.checkpoint.io.source import SourceFile
 from bootseer.checkpoint.opening import single_file
 from bootseer.checkpoint.service import rank_paths
-from bootseer.checkpoint.service.arena import READY, UNIT_BYTES, Arena
 from bootseer.checkpoint.service.rank_paths import RankPath, RankPathProvider, ShownVersion, own_path
 from bootseer.errors import CheckpointError
 

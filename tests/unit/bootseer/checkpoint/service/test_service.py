@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bootseer import aio
+from bootseer.checkpoint.io.arena import READY
 from bootseer.checkpoint.opening import store_at
-from bootseer.checkpoint.service.arena import READY
 from bootseer.checkpoint.service.loading import State
 from bootseer.checkpoint.service.process import Child
 from bootseer.checkpoint.service.service import CheckpointService

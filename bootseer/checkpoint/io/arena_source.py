@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bootseer.checkpoint.format.mapping import map_range
+from bootseer.checkpoint.io.arena import READY
 from bootseer.checkpoint.io.source import Request, Source, SourceFile
-from bootseer.checkpoint.service.arena import READY
 from bootseer.errors import BootseerError, CheckpointError, NotFound, StorageError, Truncated
 from bootseer.ipc.framing import decode, encode
 from bootseer.ipc.unix_sockets import is_own
