@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 RENDEZVOUS = "torch.distributed.rendezvous"
 HANDLERS = "_rendezvous_handlers"
 SCHEME = "env"
+LAST = "_torchelastic_use_agent_store"  # torch calls it right before it makes a store
 # For a rank 0 that joins late: after this time torch's own waits are comparatively short.
 MAX_WAIT_S = 5.0
 # A rank polls again after a share of the time that it has waited. All ranks of a node poll as often as one would.
 MIN_PAUSE_S, MAX_PAUSE_S, PAUSE_SHARE = 0.00005, 0.005, 0.02
-# Of rank 0 for the others, which save 10 ms.
+# Rank 0 waits as long for the others, which saves 10 ms. They poll without a pause as long: who sleeps on an idle
+# CPU can wake later than rank 0 counts.
 MAX_MEETING_S = 0.005
 
 
@@ -42,7 +44,7 @@ def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") ->
         place: of this rank among them; rank 0 has 0.
         arrived: memory that all of them share, with a byte for each rank that has come to its wait.
     """
-    if not place and ranks > len(os.sched_getaffinity(0)):
+    if not place and not has_cpus(ranks):
         return  # some would come late anyway
     module = sys.modules[RENDEZVOUS]
     handlers = getattr(module, HANDLERS)
@@ -54,7 +56,7 @@ def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") ->
             if scheme == SCHEME and os.environ.get("MASTER_PORT") == str(port):
                 if place:
                     arrived[place] = 1
-                    await_listener(socket, port, ranks)
+                    wait_last(module, lambda: await_listener(socket, port, ranks))
                 else:
                     await_arrivals(arrived, ranks)
             handlers.update(self)  # handlers that the script has registered
@@ -64,21 +66,43 @@ def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") ->
     setattr(module, HANDLERS, Gate(handlers))
 
 
+def has_cpus(ranks: int) -> bool:
+    """Return whether all ranks of the node can run at once."""
+    return ranks <= len(os.sched_getaffinity(0))
+
+
+def wait_last(module: "Any", wait: "Any") -> None:
+    """Call `wait` in LAST, whose first call restores it, or now if this torch lacks it."""
+    asked = getattr(module, LAST, None)
+    if asked is None:
+        wait()
+        return
+
+    def last() -> "Any":
+        setattr(module, LAST, asked)
+        wait()
+        return asked()
+
+    setattr(module, LAST, last)
+
+
 def await_listener(socket: "Any", port: int, ranks: int) -> None:
     """Wait until a process listens on `port`, at most MAX_WAIT_S."""
     began_s = time.monotonic()
+    spins_s = MAX_MEETING_S if has_cpus(ranks) else 0.0
     while not is_listened_on(socket, port):
         waited_s = time.monotonic() - began_s
         if waited_s > MAX_WAIT_S:
             break
-        time.sleep(min(max(waited_s * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S) * ranks)
+        if waited_s >= spins_s:
+            time.sleep(min(max(waited_s * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S) * ranks)
 
 
 def await_arrivals(arrived: "Any", ranks: int) -> None:
     """Wait until the other ranks have come, at most MAX_MEETING_S."""
     until_s = time.monotonic() + MAX_MEETING_S
     while 0 in arrived[1:ranks] and time.monotonic() < until_s:
-        time.sleep(MIN_PAUSE_S)
+        os.sched_yield()
 
 
 def is_listened_on(socket: "Any", port: int) -> bool:
