@@ -201,6 +201,7 @@ class _Preloaded:
         self.spare = 0  # standby processes to fork for the next attempt
         self.is_in_huge_pages = False  # or its time limit has passed
         self.has_forked = False
+        self.last_request = []  # type: List[str]
         self.last_environ = {}  # type: Dict[str, str]  # of the first rank in the latest request
         self.is_fit = False  # the result of a check after ranks were forked
         self.counts = None  # type: Optional[List[Tuple[Any, str, Any, Any]]]
@@ -218,7 +219,7 @@ class _Preloaded:
     # ---- frames ----------------------------------------------------------------------------------------------
 
     def send(self, *fields: str) -> None:
-        data = _pack([field.replace("\0", " ") for field in fields])
+        data = _frame(_encode([field.replace("\0", " ") for field in fields]))
         while data:
             data = data[os.write(self.fd, data) :]
 
@@ -700,12 +701,15 @@ class _Preloaded:
 
     def _find_difference(self, base: "Dict[str, str]", ranks: "List[_Rank]") -> str:
         """Return why these ranks must be exec'd, "" if they can be forked."""
-        for rank in ranks:
+        for place, rank in enumerate(ranks):
             environ = dict(base)
             environ.update(rank.environ)
             if rank.is_entered:
                 self._exchange(environ)
-            for name in set(environ) | set(self.start_environ):
+            names = {*environ, *self.start_environ}
+            if place and not (rank.is_entered or ranks[0].is_entered):
+                names = {*rank.environ, *ranks[0].environ}  # they differ from those of the first rank in no other
+            for name in names:
                 known = name in self.per_rank or (name in READ_LATE and not (self.has_counted and name in VISIBLE))
                 if name in READ_BY and name not in self.import_changes:
                     known = not any(module in sys.modules for module in READ_BY[name])
@@ -726,6 +730,8 @@ class _Preloaded:
                 count, self.spare = self.spare, 0
                 self._learn()
                 call = self._make_ready(count, is_early=True)
+                if call is None and self.parked:
+                    self._rehearse_fork()
                 self.checked_s = 0.0  # too early to count for the fork
             else:
                 fields = self.receive()
@@ -798,13 +804,8 @@ class _Preloaded:
             os._exit(1)  # this closes the pipes, which ends the forked processes
 
     def _fork(self, fields: "List[str]") -> "Optional[Call]":
-        port, spare, count = int(fields[1]), int(fields[2]), int(fields[3])
-        base_fields = fields[3 : 4 + count]
-        base = _to_environ(base_fields[1:])
-        rest, ranks = fields[4 + count :], []
-        while rest:
-            ranks.append(_Rank(rest, self.template["__file__"]))
-            rest = rest[len(ranks[-1].fields) :]
+        spare = int(fields[2])
+        base_fields, base, ranks = self._parse(fields)
         trouble = self._find_difference(base, ranks)
         if not trouble and (len(self.parked) != len(ranks) or time.monotonic() - self.checked_s > CHECK_HOLDS_S):
             trouble = self._find_trouble()
@@ -817,14 +818,31 @@ class _Preloaded:
             if len(self.parked) != len(ranks):
                 trouble = "they cannot be forked: no more processes or memory"
             elif self._is_parked(ranks):
-                self._let_go(fields[0], port, base_fields, ranks)
-                self.spare = spare
+                self._let_go(fields[0], int(fields[1]), base_fields, ranks)
+                self.spare, self.last_request = spare, fields
                 return None
             else:
                 self._discard()
         self._discard()
         self.send("refused", trouble or "processes made for them were killed")
         return None
+
+    def _parse(self, fields: "List[str]") -> "Tuple[List[str], Dict[str, str], List[_Rank]]":
+        """Return the variables that all ranks of a request have, as fields and as a dict, and its ranks."""
+        end = 4 + int(fields[3])
+        rest, ranks = fields[end:], []
+        while rest:
+            ranks.append(_Rank(rest, self.template["__file__"]))
+            rest = rest[len(ranks[-1].fields) :]
+        return fields[3:end], _to_environ(fields[4:end]), ranks
+
+    def _rehearse_fork(self) -> None:
+        """Do in advance what a fork does: the first write to each page that standby processes share copies it."""
+        self._find_trouble()
+        if self.last_request:
+            base_fields, base, ranks = self._parse(self.last_request)
+            self._find_difference(base, ranks)
+            list(self._make_messages(self.last_request[0], 0, base_fields, ranks))
 
     def _is_parked(self, ranks: "List[_Rank]") -> bool:
         """Return whether each rank has a standby process and openable logs (an exec'd rank reports log errors)."""
@@ -849,9 +867,9 @@ class _Preloaded:
         self.parked, self.has_forked, self.first_pid = [], True, self.parked_pid
         if port:
             waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
-        for place, (fd, rank) in enumerate(waiting):
-            gate = [str(port if self.is_gated else 0), str(place)]
-            self._write(fd, _pack([guard_pid, *gate, *base_fields, *rank.fields]))
+        messages = self._make_messages(guard_pid, port, base_fields, [rank for _, rank in waiting])
+        for place, (fd, _) in enumerate(waiting):
+            self._write(fd, next(messages))
             if self.is_gated or not (port and place):
                 self._write(fd, b"!")
         if port and len(waiting) > 1 and not self.is_gated:
@@ -868,6 +886,15 @@ class _Preloaded:
                 self.inside["write_private"](self.listing_path, listing)
             except OSError:
                 pass
+
+    def _make_messages(
+        self, guard_pid: str, port: int, base_fields: "List[str]", ranks: "List[_Rank]"
+    ) -> "Iterator[bytes]":
+        """Yield the message to each standby process that tells which rank it is."""
+        base = _encode(base_fields)
+        for place, rank in enumerate(ranks):
+            head = _encode([guard_pid, str(port if self.is_gated else 0), str(place)])
+            yield _frame(b"\0".join((head, base, _encode(rank.fields))))
 
     def _await_listener(self, port: int, has_begun: "Callable[[], bool]") -> None:
         """Wait until a process listens on `port`."""
@@ -1439,8 +1466,11 @@ def _renew_logging(modules: "Dict[str, Any]") -> None:
 # ---- small things --------------------------------------------------------------------------------------------
 
 
-def _pack(fields: "List[str]") -> bytes:
-    data = b"\0".join([os.fsencode(field) for field in fields])
+def _encode(fields: "List[str]") -> bytes:
+    return b"\0".join([os.fsencode(field) for field in fields])
+
+
+def _frame(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
