@@ -194,7 +194,6 @@ class _Preloaded:
         self.files = _Files(self.ctypes, self.libc)
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
-        self.arrived = None  # type: Any  # memory that the ranks of these processes share: see store_gate.py
         self.parked_pid = self.first_pid = 0  # of the first standby process, and of the first rank
         self.read = []  # type: List[Tuple[int, int]]  # pages that the first rank has read: address and bytes
         self.copied = []  # type: List[Tuple[int, int]]
@@ -499,7 +498,7 @@ class _Preloaded:
         self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self.script or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
-        self.socket, self.mmap = _import_apart("_socket"), _import_apart("mmap")
+        self.socket = _import_apart("_socket")
         modules = [module for module in list(sys.modules.values()) if isinstance(module, type(sys))]
         same = _import_apart(
             "_operator"
@@ -761,7 +760,6 @@ class _Preloaded:
         if len(self.parked) == count:
             return None
         self._discard()
-        self.arrived = self.mmap.mmap(-1, count)
         pipes = [os.pipe() for _ in range(count)]
         first, telling = os.pipe()
         pid = os.fork()
@@ -960,8 +958,8 @@ class _Preloaded:
         except Exception:
             is_prepared = False  # the rank is exec'd instead, which shows the error
         call = self._become(rank, environ) if is_prepared else None
-        if gate and len(self.arrived) > 1:
-            self.gate["install"](self.socket, gate, len(self.arrived), place, self.arrived)
+        if gate:
+            self.gate["install"](self.socket, gate, int(environ.get("LOCAL_WORLD_SIZE", "1")), place)
         os.read(fd, 1)  # also at its end: the supervisor knows this rank, and the fork server was killed
         os.close(fd)
         if call is None:

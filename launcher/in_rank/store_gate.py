@@ -1,14 +1,15 @@
-"""Makes forked ranks join torch's store when rank 0 listens, and rank 0 listen when they are about to join.
+"""Makes forked ranks join torch's store when rank 0 listens, and rank 0 not wait for them there.
 
-A client that comes too early sleeps for 0.3 to 0.7 s. Rank 0 counts clients when it begins to listen, then every
-10 ms, so one that comes a moment after the first count costs 10 ms.
+A client that comes too early sleeps for 0.3 to 0.7 s. Rank 0 counts its clients when it begins to listen, then
+every 10 ms; a job pays the rest of the last 10 ms at each start. Ranks of torchrun are clients of its own store, and
+do not count either.
 
-Loaded by fork_server.py, by path, beside it; standard library only, needs Python 3.8. On rank 0's node all ranks
-run their script at once. They wait where torch selects the rendezvous handler (env://): rank 0 briefly until the
-others are there, the others until a process listens on the master port. The first lookup in torch's table of
-handlers waits, and restores torch's table.
+Loaded by fork_server.py, by path, beside it; standard library only, needs Python 3.8. On rank 0's node the other
+ranks run their script at once. They wait where torch selects the rendezvous handler (env://), until a process
+listens on the master port. The first lookup in torch's table of handlers waits, and restores torch's table.
 """
 
+import functools
 import os
 import sys
 import time
@@ -20,14 +21,11 @@ if TYPE_CHECKING:
 RENDEZVOUS = "torch.distributed.rendezvous"
 HANDLERS = "_rendezvous_handlers"
 SCHEME = "env"
-LAST = "_torchelastic_use_agent_store"  # torch calls it right before it makes a store
+STORE, WAITS, AGENTS_STORE = "TCPStore", "wait_for_workers", "TORCHELASTIC_USE_AGENT_STORE"
 # For a rank 0 that joins late: after this time torch's own waits are comparatively short.
 MAX_WAIT_S = 5.0
 # A rank polls again after a share of the time that it has waited. All ranks of a node poll as often as one would.
 MIN_PAUSE_S, MAX_PAUSE_S, PAUSE_SHARE = 0.00005, 0.005, 0.02
-# Rank 0 waits as long for the others, which saves 10 ms. They poll without a pause as long: who sleeps on an idle
-# CPU can wake later than rank 0 counts.
-MAX_MEETING_S = 0.005
 
 
 def has_place() -> bool:
@@ -35,17 +33,14 @@ def has_place() -> bool:
     return isinstance(getattr(sys.modules.get(RENDEZVOUS), HANDLERS, None), dict)
 
 
-def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") -> None:
-    """Make this rank wait at torch's table: rank 0 for the others, the others until a process listens on `port`.
+def install(socket: "Any", port: int, ranks: int, place: int) -> None:
+    """Make this rank wait at torch's table until a process listens on `port`; rank 0 will not count its clients.
 
     Args:
         socket: the module _socket.
         ranks: number of ranks of this node, which may all wait.
         place: of this rank among them; rank 0 has 0.
-        arrived: memory that all of them share, with a byte for each rank that has come to its wait.
     """
-    if not place and not has_cpus(ranks):
-        return  # some would come late anyway
     module = sys.modules[RENDEZVOUS]
     handlers = getattr(module, HANDLERS)
 
@@ -55,10 +50,9 @@ def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") ->
         def __getitem__(self, scheme: str) -> "Any":
             if scheme == SCHEME and os.environ.get("MASTER_PORT") == str(port):
                 if place:
-                    arrived[place] = 1
-                    wait_last(module, lambda: await_listener(socket, port, ranks))
-                else:
-                    await_arrivals(arrived, ranks)
+                    await_listener(socket, port, ranks)
+                elif os.environ.get(AGENTS_STORE) != "True":
+                    count_no_clients(module)
             handlers.update(self)  # handlers that the script has registered
             setattr(module, HANDLERS, handlers)
             return handlers[scheme]
@@ -66,43 +60,31 @@ def install(socket: "Any", port: int, ranks: int, place: int, arrived: "Any") ->
     setattr(module, HANDLERS, Gate(handlers))
 
 
-def has_cpus(ranks: int) -> bool:
-    """Return whether all ranks of the node can run at once."""
-    return ranks <= len(os.sched_getaffinity(0))
+def count_no_clients(module: "Any") -> None:
+    """Make the next store of torch's module not count its clients; torch's class is back before it is made."""
+    store = getattr(module, STORE, None)
+    if WAITS + ": bool" not in (getattr(getattr(store, "__init__", None), "__doc__", None) or ""):
+        return  # a torch that does not say that it has this argument
 
+    class Restoring:
+        """An argument: its conversion to bool is the last code of Python before the store is made."""
 
-def wait_last(module: "Any", wait: "Any") -> None:
-    """Call `wait` in LAST, whose first call restores it, or now if this torch lacks it."""
-    asked = getattr(module, LAST, None)
-    if asked is None:
-        wait()
-        return
+        def __bool__(self) -> bool:
+            setattr(module, STORE, store)
+            return False
 
-    def last() -> "Any":
-        setattr(module, LAST, asked)
-        wait()
-        return asked()
-
-    setattr(module, LAST, last)
+    # No function, as tracebacks would contain its frame.
+    setattr(module, STORE, functools.partial(store, **{WAITS: Restoring()}))
 
 
 def await_listener(socket: "Any", port: int, ranks: int) -> None:
     """Wait until a process listens on `port`, at most MAX_WAIT_S."""
     began_s = time.monotonic()
-    spins_s = MAX_MEETING_S if has_cpus(ranks) else 0.0
     while not is_listened_on(socket, port):
         waited_s = time.monotonic() - began_s
         if waited_s > MAX_WAIT_S:
             break
-        if waited_s >= spins_s:
-            time.sleep(min(max(waited_s * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S) * ranks)
-
-
-def await_arrivals(arrived: "Any", ranks: int) -> None:
-    """Wait until the other ranks have come, at most MAX_MEETING_S."""
-    until_s = time.monotonic() + MAX_MEETING_S
-    while 0 in arrived[1:ranks] and time.monotonic() < until_s:
-        os.sched_yield()
+        time.sleep(min(max(waited_s * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S) * ranks)
 
 
 def is_listened_on(socket: "Any", port: int) -> bool:

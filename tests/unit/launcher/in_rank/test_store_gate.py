@@ -38,7 +38,7 @@ def test_the_first_lookup_waits_and_the_table_is_torchs_again(
     table = rendezvous._rendezvous_handlers
     port = store.getsockname()[1]
     monkeypatch.setenv("MASTER_PORT", str(port))
-    store_gate.install(socket, port, 2, 1, arrived := bytearray(2))
+    store_gate.install(socket, port, 2, 1)
     rendezvous._rendezvous_handlers["own"] = "the script's"
     found: list[tuple[str, float]] = []
     looking = threading.Thread(
@@ -46,7 +46,7 @@ def test_the_first_lookup_waits_and_the_table_is_torchs_again(
     )
     looking.start()
     looking.join(0.05)
-    assert looking.is_alive() and not found and arrived == b"\0\1"
+    assert looking.is_alive() and not found
     listened_s = time.monotonic()
     store.listen()
     looking.join()
@@ -67,96 +67,16 @@ def test_other_ways_and_other_ports_do_not_wait(
     monkeypatch.setattr(store_gate, "await_listener", pytest.fail)
     own = store.getsockname()[1]
     monkeypatch.setenv("MASTER_PORT", str(own) if port is None else port)
-    store_gate.install(socket, own, 2, 1, bytearray(2))
+    store_gate.install(socket, own, 2, 1)
     assert rendezvous._rendezvous_handlers[scheme] == table[scheme]
     assert rendezvous._rendezvous_handlers is table
 
 
 def test_an_unknown_way_is_torchs_error(rendezvous: types.ModuleType) -> None:
-    store_gate.install(socket, 1, 2, 1, bytearray(2))
+    store_gate.install(socket, 1, 2, 1)
     assert "mpi" not in rendezvous._rendezvous_handlers
     with pytest.raises(KeyError):
         rendezvous._rendezvous_handlers["mpi"]
-
-
-def test_ranks_wait_right_before_torch_makes_a_store(
-    rendezvous: types.ModuleType, store: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[int] = []
-    monkeypatch.setattr(store_gate, "await_listener", lambda *args: waits.append(args[1]))
-    rendezvous._torchelastic_use_agent_store = torchs = lambda: "asked"  # type: ignore[attr-defined]
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    store_gate.install(socket, 29500, 2, 1, arrived := bytearray(2))
-    assert rendezvous._rendezvous_handlers["env"] == "torch's"
-    assert arrived == b"\0\1" and not waits
-    assert rendezvous._torchelastic_use_agent_store() == "asked"
-    assert waits == [29500] and rendezvous._torchelastic_use_agent_store is torchs
-    assert rendezvous._torchelastic_use_agent_store() == "asked" and waits == [29500]
-
-
-@pytest.mark.parametrize(("cpus", "pauses_from_s"), [({0, 1, 2}, store_gate.MAX_MEETING_S), ({0, 1}, 0.0)])
-def test_ranks_poll_without_a_pause_while_each_has_a_cpu(
-    store: socket.socket, monkeypatch: pytest.MonkeyPatch, cpus: set[int], pauses_from_s: float
-) -> None:
-    now_s, first_s = 0.0, -1.0
-
-    def sleep(pause_s: float) -> None:
-        nonlocal now_s, first_s
-        first_s = now_s if first_s < 0 else first_s
-        now_s += pause_s
-
-    def look(*_: object) -> bool:
-        nonlocal now_s
-        now_s += 0.00001
-        return now_s > 0.02
-
-    monkeypatch.setattr(store_gate.os, "sched_getaffinity", lambda _: cpus)
-    monkeypatch.setattr(store_gate, "is_listened_on", look)
-    monkeypatch.setattr(store_gate.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(store_gate.time, "sleep", sleep)
-    store_gate.await_listener(socket, 29500, 3)
-    assert first_s == pytest.approx(pauses_from_s, abs=0.0001)
-
-
-def test_rank_0_waits_for_the_others(rendezvous: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived, now_s = bytearray(3), 0.0
-
-    def spin() -> None:
-        nonlocal now_s
-        now_s += 0.0001
-        arrived[1 if now_s < 0.001 else 2] = 1
-
-    monkeypatch.setattr(store_gate.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(store_gate.os, "sched_yield", spin)
-    monkeypatch.setattr(store_gate.time, "monotonic", lambda: now_s)
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    table = rendezvous._rendezvous_handlers
-    store_gate.install(socket, 29500, 3, 0, arrived)
-    assert rendezvous._rendezvous_handlers["env"] == "torch's"
-    assert 0.001 <= now_s < 0.0011
-    assert rendezvous._rendezvous_handlers is table
-
-
-def test_rank_0_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
-
-    def spin() -> None:
-        nonlocal now_s
-        now_s += 0.0001
-
-    monkeypatch.setattr(store_gate.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(store_gate.os, "sched_yield", spin)
-    store_gate.await_arrivals(bytearray(b"\0\1\0"), 3)
-    assert now_s == pytest.approx(store_gate.MAX_MEETING_S, abs=0.0001)
-
-
-def test_rank_0_does_not_wait_for_more_ranks_than_cpus(
-    rendezvous: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = rendezvous._rendezvous_handlers
-    monkeypatch.setattr(store_gate.os, "sched_getaffinity", lambda _: {0, 1})
-    store_gate.install(socket, 29500, 3, 0, bytearray(3))
-    assert rendezvous._rendezvous_handlers is table
 
 
 def test_who_never_listens_is_not_waited_for_for_ever(
@@ -169,7 +89,6 @@ def test_who_never_listens_is_not_waited_for_for_ever(
         now_s += pause_s
         pauses.append(pause_s)
 
-    monkeypatch.setattr(store_gate.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(store_gate.time, "monotonic", lambda: now_s)
     monkeypatch.setattr(store_gate.time, "sleep", sleep)
     store_gate.await_listener(socket, store.getsockname()[1], 3)
