@@ -1,15 +1,14 @@
 """Makes forked ranks join torch's store when rank 0 listens, and rank 0 not wait for them there.
 
 A client that comes too early sleeps for 0.3 to 0.7 s. Rank 0 counts its clients when it begins to listen, then
-every 10 ms; a job pays the rest of the last 10 ms at each start. Ranks of torchrun are clients of its own store, and
-do not count either.
+every 10 ms; a job pays the rest of the last 10 ms at each start. Ranks of torchrun are clients of the agent's
+store, and do not count either.
 
 Loaded by fork_server.py, by path, beside it; standard library only, needs Python 3.8. On rank 0's node the other
 ranks run their script at once. They wait where torch selects the rendezvous handler (env://), until a process
 listens on the master port. The first lookup in torch's table of handlers waits, and restores torch's table.
 """
 
-import functools
 import os
 import sys
 import time
@@ -74,7 +73,7 @@ def count_no_clients(module: "Any") -> None:
             return False
 
     # No function, as tracebacks would contain its frame.
-    setattr(module, STORE, functools.partial(store, **{WAITS: Restoring()}))
+    setattr(module, STORE, sys.modules["functools"].partial(store, **{WAITS: Restoring()}))
 
 
 def await_listener(socket: "Any", port: int, ranks: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.in_rank import store_gate
+from tests.docs_blocks import TOP
 
 
 @pytest.fixture
@@ -77,6 +79,79 @@ def test_an_unknown_way_is_torchs_error(rendezvous: types.ModuleType) -> None:
     assert "mpi" not in rendezvous._rendezvous_handlers
     with pytest.raises(KeyError):
         rendezvous._rendezvous_handlers["mpi"]
+
+
+class Store:
+    """As torch's: it tells its arguments, and converts them when it is made."""
+
+    def __init__(self, **arguments: object) -> None:
+        """__init__(self: Store, host_name: str, wait_for_workers: bool = True) -> None"""
+        self.is_counting = bool(arguments.get("wait_for_workers", True))
+
+
+@pytest.fixture
+def torchs(rendezvous: types.ModuleType) -> types.ModuleType:
+    rendezvous.TCPStore = Store  # type: ignore[attr-defined]
+    return rendezvous
+
+
+def test_rank_0_does_not_count_the_clients_of_its_first_store(
+    torchs: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    store_gate.install(socket, 29500, 2, 0)
+    assert torchs._rendezvous_handlers["env"] == "torch's"
+    assert not torchs.TCPStore(host_name="localhost").is_counting
+    assert torchs.TCPStore is Store
+    assert torchs._rendezvous_handlers["env"] == "torch's"
+    assert torchs.TCPStore(host_name="localhost").is_counting
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [(0, "MASTER_PORT", "1"), (0, "TORCHELASTIC_USE_AGENT_STORE", "True"), (1, "RANK", "1")],
+)
+def test_other_stores_count(
+    torchs: types.ModuleType, monkeypatch: pytest.MonkeyPatch, place: int, name: str, value: str
+) -> None:
+    monkeypatch.setattr(store_gate, "await_listener", lambda *_: None)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv(name, value)
+    store_gate.install(socket, 29500, 2, place)
+    assert torchs._rendezvous_handlers["env"] == "torch's"
+    assert torchs.TCPStore is Store
+
+
+@pytest.mark.parametrize("store", [None, object(), len, "wait_for_workers: bool"])
+def test_a_torch_without_this_argument_counts(rendezvous: types.ModuleType, store: object) -> None:
+    rendezvous.TCPStore = store  # type: ignore[attr-defined]
+    store_gate.count_no_clients(rendezvous)
+    assert rendezvous.TCPStore is store
+    del rendezvous.TCPStore  # type: ignore[attr-defined]
+    store_gate.count_no_clients(rendezvous)
+    assert not hasattr(rendezvous, "TCPStore")
+
+
+def test_torchs_own_store_understands_it() -> None:
+    """Rank 0 of two makes its store alone; without this it would wait for the other for the whole limit."""
+    pytest.importorskip("torch")
+    code = """
+import os, socket, sys
+from datetime import timedelta
+import torch.distributed as dist
+from launcher.in_rank import store_gate
+module = sys.modules[store_gate.RENDEZVOUS]
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+store_gate.install(socket, port, 2, 0)
+store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=60)))
+assert (rank, size) == (0, 2) and module.TCPStore is dist.TCPStore
+store.set("key", "value")
+assert dist.TCPStore("127.0.0.1", port, 2, False).get("key") == b"value"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50, cwd=TOP)
 
 
 def test_who_never_listens_is_not_waited_for_for_ever(
