@@ -14,6 +14,7 @@ import hashlib
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ MAX_FILES = 100_000
 MAX_BYTES = 10_000_000_000
 GIT_S = 20.0
 END_BYTES = 64 << 10  # of an archive
+_PART_BYTES = 1 << 20  # of a file, read at once
 
 _TOOLS_DIRECTORIES = {
     *(b".git", b".hg", b".svn", b"__pycache__"),
@@ -147,16 +149,24 @@ def digest_open(path: bytes, end_bytes: int = 0) -> str:
     """Return the digest of a whole file, or of its size and its end."""
     # Without blocking: the file may have been replaced by a fifo.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb", buffering=0) as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         if info.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES} bytes")
+        digest = hashlib.sha256()
         if end_bytes:
-            file.seek(max(0, info.st_size - end_bytes))
-            return hashlib.sha256(b"%d\n" % info.st_size + file.read(end_bytes)).hexdigest()
-        return hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(b"%d\n" % info.st_size)
+            os.lseek(fd, max(0, info.st_size - end_bytes), os.SEEK_SET)
+        # Not hashlib.file_digest: it makes a buffer of 256 KiB for each file, and most have a few.
+        left_bytes = end_bytes or sys.maxsize
+        while part := os.read(fd, min(left_bytes, info.st_size + 1, _PART_BYTES)):
+            digest.update(part)
+            left_bytes -= len(part)
+        return digest.hexdigest()
+    finally:
+        os.close(fd)
 
 
 def _is_of_build(path: bytes) -> bool:

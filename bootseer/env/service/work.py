@@ -7,21 +7,22 @@ set-up command is an error of the job. Any other failure costs only the time of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bootseer.env.service.build import Builder
 from bootseer.env.service.fetch import Fetcher
 from bootseer.env.service.image_target import remove_old
 from bootseer.env.service.job import Job
 from bootseer.env.service.look import look_up
 from bootseer.env.service.orders import InterruptedByOrderError, Orders
 from bootseer.env.service.plain import error_line, is_user_error, plain_targets
-from bootseer.env.service.run import Runner
 from bootseer.errors import BootseerError, SetupFailed
 from bootseer.logs import get_logger
 
 if TYPE_CHECKING:
     from bootseer.env.connection import Connection
+    from bootseer.env.service.build import Builder
+    from bootseer.env.service.run import Runner
     from bootseer.mounts.sandbox.process import ImageSandbox
 
 _log = get_logger(__name__)
@@ -34,9 +35,21 @@ class EnvService:
         self._job = Job(order, connection)
         self._orders = Orders(connection, self._job.enter_image)
         self._fetcher = Fetcher(self._job, self._orders, sandbox)
-        self._runner = Runner(self._job)
-        self._builder = Builder(self._job, self._runner)
         self._has_no_key = False  # only plain set-up is possible
+
+    # Modules of set-up are half of what this process imports, and a node that finds its environment runs none.
+
+    @cached_property
+    def _runner(self) -> Runner:
+        from bootseer.env.service.run import Runner
+
+        return Runner(self._job)
+
+    @cached_property
+    def _builder(self) -> Builder:
+        from bootseer.env.service.build import Builder
+
+        return Builder(self._job, self._runner)
 
     @property
     def is_publishing(self) -> bool:
@@ -73,7 +86,8 @@ class EnvService:
 
     def give_up(self) -> None:
         """Release the lease from another thread before this process ends, so that other nodes stop waiting."""
-        self._builder.give_up()
+        if "_builder" in vars(self):
+            self._builder.give_up()
 
     def _look(self) -> None:
         job = self._job
