@@ -102,6 +102,10 @@ def _network(door: HostInterface, request: Request) -> list[Finding]:
     return network.judge_links(links, rates, request.nics, request.limits)
 
 
+def _names(door: HostInterface, request: Request) -> list[Finding]:
+    return host.judge_lookup(*door.name_lookup(), request.limits)
+
+
 def _accelerators(door: HostInterface, request: Request) -> list[Finding]:
     try:
         gpus = nvml.read_gpus(door.nvml)
@@ -177,6 +181,7 @@ CHECKS = {
     "mounts": Check("answers of mounted file servers; mounts that the kernel has made read-only", _mounts),
     "disks": Check("states of disks, error counts of file systems, arrays", _one(_disks)),
     "network": Check("links of NICs and InfiniBand ports, their errors per second", _one(_network)),
+    "names": Check("time of the name server, which torch's store asks for each rank", _one(_names)),
     "accelerators": Check(
         "NVIDIA GPUs: number, ECC, remapped rows, throttling, heat, links, other processes", _one(_accelerators)
     ),

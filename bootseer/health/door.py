@@ -10,8 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import socket
+import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 from bootseer.linux.syscalls import libc
@@ -20,6 +23,8 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_LOG_LINES = 20_000  # the newest ones
 _MAX_LOG_READS = 500_000  # more than the largest buffer holds
 _RECORD_BYTES = 8192
+MAX_LOOKUP_S = 3.0  # less than a resolver's timeout
+_FAR_AWAY = ("192.0.2.1", 9)  # of no network (RFC 5737): by its route, a node finds its own address
 
 
 class FileSystemSpace(NamedTuple):
@@ -113,6 +118,28 @@ class HostInterface:
         unit = 1e-9 if buffer.status & _STA_NANO else 1e-6
         is_synchronised = state != _TIME_ERROR and not buffer.status & _STA_UNSYNC
         return ClockState(is_synchronised, buffer.offset * unit, buffer.maxerror * 1e-6)
+
+    def name_lookup(self) -> tuple[str, float]:
+        """Return this node's address, and the seconds that the lookup of its name takes, at most MAX_LOOKUP_S.
+
+        As torch's store looks it up: as an IPv6 address, for which /etc/hosts does not name 127.0.0.1.
+        """
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect(_FAR_AWAY)  # sends nothing
+                address = str(probe.getsockname()[0])
+        except OSError:
+            address = "127.0.0.1"  # without a route
+
+        def look_up() -> None:
+            with suppress(OSError):  # no name, which takes as long as a name
+                socket.getnameinfo((f"::ffff:{address}", 0, 0, 0), 0)
+
+        looking = threading.Thread(target=look_up, daemon=True)
+        began_s = time.monotonic()
+        looking.start()
+        looking.join(MAX_LOOKUP_S)
+        return address, time.monotonic() - began_s
 
     def kernel_log(self, hours: float) -> list[str] | None:
         """Return the newest kernel lines, of that many hours; None if the log is not readable."""

@@ -241,6 +241,16 @@ def judge_read_only(mounts: list[Mount]) -> list[Finding]:
     ]
 
 
+def judge_lookup(address: str, seconds: float, limits: Limits) -> list[Finding]:
+    """Judge the lookup of an address's name: ranks that join torch's store wait for theirs one after the other."""
+    level = WARN if seconds > limits.names_warn_s else OK
+    what = "the name server answered after"
+    way_out = (
+        "correct /etc/resolv.conf, or run a caching name server on the node: torch's store asks for each rank"
+    )
+    return [Finding("names", level, what, address, seconds, limits.names_warn_s, "s", way_out)]
+
+
 def judge_answer(point: str, kind: str, seconds: float, limits: Limits) -> list[Finding]:
     level = WARN if seconds > limits.mount_warn_s else OK
     way_out = "check the file server and the network to it"

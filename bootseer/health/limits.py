@@ -28,6 +28,7 @@ class Limits(NamedTuple):
     storage_warn_bytes_per_s: float = 20e6
     storage_warn_s: float = 1.0  # for a small write that has to reach the disk
     mount_warn_s: float = 1.0
+    names_warn_s: float = 0.1  # of each rank's lookup
     accelerator_margin_c: float = 3.0  # below the temperature at which it slows down
     pair_slow_share: float = 0.2  # of the bandwidth between other nodes
     pair_enough_bytes_per_s: float = 250e6  # above it one connection measures processors, not the network

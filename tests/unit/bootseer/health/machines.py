@@ -68,6 +68,7 @@ class MadeHost(HostInterface):
         self.soft_limit = 65536
         self.locked: int | None = None
         self.clock_state: ClockState | None = GOOD_CLOCK
+        self.lookup_s = 0.001
         self.while_asleep: Callable[[], object] = lambda: None
         self.time_s = 0.0
 
@@ -88,6 +89,9 @@ class MadeHost(HostInterface):
 
     def clock(self) -> ClockState | None:
         return self.clock_state
+
+    def name_lookup(self) -> tuple[str, float]:
+        return "10.1.2.3", self.lookup_s
 
     def sleep(self, seconds: float) -> None:
         self.time_s += seconds

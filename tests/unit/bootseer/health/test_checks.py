@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +15,9 @@ import pytest
 
 from bootseer.errors import UsageError
 from bootseer.health import checks, kernel_lines, nvml
+from bootseer.health import door as host_interface
 from bootseer.health.checks import CHECKS, Request, choose, make_tasks
-from bootseer.health.door import ClockState, FileSystemSpace
+from bootseer.health.door import ClockState, FileSystemSpace, HostInterface
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
 from bootseer.health.limits import Limits
 from bootseer.health.runner import run_tasks
@@ -254,6 +257,46 @@ def test_clocks(door: MadeHost, state: ClockState | None, level: str) -> None:
     os.unlink(door.at("run/systemd/timesync/synchronized"))
     door.clock_state = state
     assert [found.level for found in run(door, "clock")] == [level]
+
+
+@pytest.mark.parametrize(("lookup_s", "level"), [(0.0, OK), (0.1, OK), (0.2, WARN), (3.0, WARN)])
+def test_a_slow_name_server(door: MadeHost, lookup_s: float, level: str) -> None:
+    door.lookup_s = lookup_s
+    (found,) = run(door, "names")
+    assert (found.level, found.where, found.measured) == (level, "10.1.2.3", lookup_s)
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3", None])
+def test_the_lookup_is_the_one_of_torchs_store(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    asked: list[object] = []
+
+    class Probe(socket.socket):
+        def connect(self, _: object) -> None:
+            if address is None:
+                raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+        def getsockname(self) -> tuple[str | None, int]:
+            return address, 1
+
+    def refuse(*words: object) -> object:
+        asked.append(words)
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(host_interface.socket, "socket", Probe)
+    monkeypatch.setattr(host_interface.socket, "getnameinfo", refuse)
+    where, lookup_s = HostInterface().name_lookup()
+    assert where == (address or "127.0.0.1") and 0 < lookup_s < host_interface.MAX_LOOKUP_S
+    assert asked == [((f"::ffff:{where}", 0, 0, 0), 0)]
+
+
+def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(host_interface, "MAX_LOOKUP_S", 0.02)
+    monkeypatch.setattr(host_interface.socket, "getnameinfo", lambda *_: over.wait(20))
+    try:
+        assert HostInterface().name_lookup()[1] >= 0.02
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize(
