@@ -6,6 +6,7 @@ can read what was written so far. Everything started here has an end: `Programs.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -261,6 +262,12 @@ def find_process(pid: int) -> Process | None:
     name, _, rest = stat.partition("(")[2].rpartition(")")
     state, ppid = rest.split()[:2]
     return Process(pid, int(ppid), state, command or f"[{name}]", name)
+
+
+def open_descriptors() -> set[str]:
+    """The descriptors of this process, without those of what nobody refers to any more."""
+    gc.collect()  # else one of an earlier test may be closed between two looks
+    return set(os.listdir("/proc/self/fd"))
 
 
 def is_running(pid: int) -> bool:

@@ -126,11 +126,11 @@ def test_without_another_process_there_is_an_answer(bed: Bed, monkeypatch: pytes
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     answers: list[tuple[list[Address], str]] = []
-    before = os.listdir("/proc/self/fd")
+    before = support.open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fork", refuse)
         question = resolve(bed.loop, "no-such-host.invalid", lambda *answer: answers.append(answer))
-    assert (question, answers, os.listdir("/proc/self/fd")) == (None, [], before)
+    assert (question, answers, support.open_descriptors()) == (None, [], before)
     bed.until(lambda: answers)
     assert answers == [([], "no process can be started: Resource temporarily unavailable")]
 

@@ -16,6 +16,7 @@ from launcher.base.loop import Loop
 from launcher.rendezvous import resolve
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.messages import Identity
+from tests.support import open_descriptors
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -65,19 +66,19 @@ def refuse(*_: object) -> int:
 @pytest.mark.parametrize("call", ["pipe2", "fork"])
 def test_no_process_to_resolve_a_name(call: str, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
         assert resolve.resolve(loop, "a.test", lambda *result: found.extend(result)) is None
     loop.run_once(0.0)
     assert found == [[], "no process can be started: Resource temporarily unavailable"]
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_no_descriptors_for_a_listing(number: int, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe2, made, found = os.pipe2, list[int](), list[Identity]()
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
 
     def pipe(flags: int) -> tuple[int, int]:
         if len(made) == number:
@@ -89,4 +90,4 @@ def test_no_descriptors_for_a_listing(number: int, loop: Loop, monkeypatch: pyte
     IdentityProbe(loop, "/bin/false", found.append)
     loop.run_once(0.0)
     assert found == [Identity("", "cannot run /bin/false: Too many open files")]
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before

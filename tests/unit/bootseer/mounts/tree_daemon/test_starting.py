@@ -15,6 +15,7 @@ from bootseer.mounts.tree_daemon import starting
 from bootseer.mounts.tree_daemon.orders import DaemonOrder
 from bootseer.mounts.tree_daemon.places import TreeDirectory
 from bootseer.mounts.tree_daemon.waiting import WaitingDaemon
+from tests.support import open_descriptors
 
 
 class Daemon:
@@ -60,10 +61,6 @@ def full() -> OSError:
     return OSError(errno.EMFILE, "Too many open files")
 
 
-def descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
-
-
 def order(
     daemon: Daemon, place: Path, validation: Validation | None, left_s: float = 20.0
 ) -> dict[str, Any] | None:
@@ -82,38 +79,38 @@ def test_no_pipe(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.append(1)
         return pipe()
 
-    before, daemon = descriptors(), Daemon()
+    before, daemon = open_descriptors(), Daemon()
     monkeypatch.setattr(os, "pipe", make)
     with pytest.raises(OSError, match="Too many open files"):
         order(daemon, tmp_path, Validation())
-    assert descriptors() == before
+    assert open_descriptors() == before
     assert daemon.is_closed
 
 
 @pytest.mark.parametrize("answer", [b"", full()])
 @pytest.mark.parametrize("error", [None, full()])
 def test_an_order_that_cannot_be_given(answer: bytes | OSError, error: OSError | None, tmp_path: Path) -> None:
-    before, daemon = descriptors(), Daemon(answer)
+    before, daemon = open_descriptors(), Daemon(answer)
     if answer or error:
         with pytest.raises(OSError, match="Too many open files"):
             order(daemon, tmp_path, Validation(error))
     else:
         assert order(daemon, tmp_path, Validation(error)) == {}
-    assert descriptors() == before
+    assert open_descriptors() == before
     assert daemon.is_closed
 
 
 def test_an_answer(tmp_path: Path) -> None:
-    before, daemon = descriptors(), Daemon(b'{"ok": {}}\n')
+    before, daemon = open_descriptors(), Daemon(b'{"ok": {}}\n')
     assert order(daemon, tmp_path, Validation()) == {"ok": {}}
-    assert descriptors() == before
+    assert open_descriptors() == before
     assert daemon.is_closed
 
 
 def test_no_answer_in_time(tmp_path: Path) -> None:
-    before, daemon = descriptors(), Daemon(None)
+    before, daemon = open_descriptors(), Daemon(None)
     with pytest.raises(StorageTimeout, match="its daemon is not ready in time"):
         order(daemon, tmp_path, None, left_s=0.0)
     os.close(daemon.ready.pop())
-    assert descriptors() == before
+    assert open_descriptors() == before
     assert daemon.is_closed
