@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import msgspec
@@ -140,6 +139,8 @@ def _list_changes(name: str, old: Sequence[str], new: Sequence[str]) -> list[Cha
             return []
         return [Change(f"{name}:order", "; ".join(old), "; ".join(new))]
     changes: list[Change] = []
+    from difflib import SequenceMatcher  # only where two documents are compared
+
     for tag, old_from, old_to, new_from, new_to in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag == "equal":
             continue

@@ -22,9 +22,7 @@ from bootseer.env.restore.call import RestoreCall
 from bootseer.env.restore.claim import claimed_at
 from bootseer.env.restore.staging import WAIT_S as WAIT_S
 from bootseer.env.restore.sync import sync_later
-from bootseer.env.restore.unpack import unpack
 from bootseer.errors import BootseerError, ConfigError
-from bootseer.tree.unpack.tree import Progress
 
 if TYPE_CHECKING:
     from bootseer.env.reads.read_list import Reads
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from bootseer.env.store.snapshot import Snapshot
     from bootseer.mounts.sandbox.process import ImageSandbox
     from bootseer.mounts.tree_daemon.mount import TreeOptions
+    from bootseer.tree.unpack.tree import Progress
     from bootseer.trust import Trust
 
 THERE, MOUNT, UNPACK = "there", "mount", "unpack"
@@ -213,6 +212,8 @@ def _mount(call: RestoreCall, mounting: MountOptions) -> MountedEnv:
 
 def _unpack(call: RestoreCall, hot: Sequence[int], on_progress: Progress | None) -> str:
     """Return the method that was used: another process may have been faster."""
+    from bootseer.env.restore.unpack import unpack  # not for what is mounted
+
     if not unpack(call, hot, on_progress):
         return THERE
     sync_later(call.targets, call.environ)
