@@ -712,7 +712,7 @@ def run(args: argparse.Namespace) -> Figures:
             continue
         with tempfile.TemporaryDirectory(prefix="bench-fallbacks-") as directory:
             outcome = run_case(case, directory)
-            row = format_row(outcome).replace(directory, "...")
+            row = format_row(outcome).replace(directory, "...").replace(os.path.dirname(os.__file__), "...")
         print(row, flush=True)
         if args.verbose or outcome.problem:
             note(outcome.output)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -186,10 +187,15 @@ def make_document(bench: str, argv: Sequence[str], figures: Figures) -> dict[str
         "bench": bench,
         "machine": describe_machine(),
         "commit": describe_commit(),
-        "argv": list(argv),
+        "argv": without_directories(argv),
         **({"facts": figures.facts} if figures.facts else {}),
         "figures": {name: {**made._asdict(), "samples": list(made.samples)} for name, made in figures},
     }
+
+
+def without_directories(argv: Sequence[str]) -> list[str]:
+    """The words of a command without directories of this machine, which are not there where it is repeated."""
+    return [re.sub(r"^(--[\w-]+=)?/(?:.*/)?(?=[^/])", r"\1", word) for word in argv]
 
 
 def write_document(path: str, document: Mapping[str, Any]) -> None:

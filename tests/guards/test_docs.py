@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.record import without_directories
 from bootseer import errors
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -101,3 +102,11 @@ def test_each_result_names_its_bench_and_commit() -> None:
         assert named, row
         for stem, commit in named:
             assert recorded[stem].startswith(commit), f"{stem} was recorded at {recorded[stem][:7]}: {row[:80]}"
+
+
+def test_recorded_commands_name_no_directory_of_one_machine() -> None:
+    directory = os.path.join(TOP, "docs", "numbers")
+    for name in os.listdir(directory):
+        if name.endswith(".json"):
+            words = json.loads(read(os.path.join(directory, name)))["argv"]
+            assert without_directories(words) == words, f"{name}: {words}"

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.check import check_document
-from bench.record import BenchError, Figures, Target, make_document, median_bounds, write_document
+from bench.record import (
+    BenchError,
+    Figures,
+    Target,
+    make_document,
+    median_bounds,
+    without_directories,
+    write_document,
+)
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
@@ -113,3 +121,24 @@ def test_table_says_whether_targets_are_met() -> None:
     figures.add("b", "s", [5])
     text = figures.table({"a": Target(at_most=2), "b": Target(at_most=2)})
     assert "<= 2 met" in text and "<= 2 NOT MET" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("/home/me/out/launch.json", "launch.json"),
+        ("--json=/home/me/out/launch.json", "--json=launch.json"),
+        ("--folder=/mnt/disk", "--folder=disk"),
+        ("/launch.json", "launch.json"),
+        ("/mnt/disk/", "disk/"),
+        ("/", "/"),
+        ("out/launch.json", "out/launch.json"),
+        ("--rounds", "--rounds"),
+        ("7", "7"),
+        ("hdfs://node/dir", "hdfs://node/dir"),
+        ("--also=out/a/b.json", "--also=out/a/b.json"),
+    ],
+)
+def test_the_recorded_command_has_no_directory_of_this_machine(word: str, kept: str) -> None:
+    assert without_directories(["launch", word]) == ["launch", kept]
+    assert make_document("x", ["launch", word], Figures())["argv"] == ["launch", kept]

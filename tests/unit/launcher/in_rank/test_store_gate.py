@@ -134,7 +134,6 @@ def test_a_torch_without_this_argument_counts(rendezvous: types.ModuleType, stor
 
 def test_torchs_own_store_understands_it() -> None:
     """Rank 0 of two makes its store alone; without this it would wait for the other for the whole limit."""
-    pytest.importorskip("torch")
     code = """
 import os, socket, sys
 from datetime import timedelta

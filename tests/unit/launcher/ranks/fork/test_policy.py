@@ -161,7 +161,7 @@ def test_hot_modules_are_those_of_libraries() -> None:
     listing = [
         ("torch", LIBRARY + "torch/__init__.py"),
         ("torch.nn", LIBRARY + "torch/nn/__init__.py"),
-        ("json", "/root/.pyenv/versions/3.11.7/lib/python3.11/json/__init__.py"),
+        ("json", "/home/me/.pyenv/versions/3.11.7/lib/python3.11/json/__init__.py"),
         ("yaml", "/usr/lib/python3/dist-packages/yaml/__init__.py"),
         ("_bz2", "/usr/lib64/python3.13t/lib-dynload/_bz2.so"),
         ("mine", "/home/me/project/mine.py"),
