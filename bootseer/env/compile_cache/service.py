@@ -20,22 +20,24 @@ import os
 import shutil
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from bootseer import aio
-from bootseer.env.compile_cache.caches import FirstStepCaches, Seeded
 from bootseer.env.compile_cache.key import make_key, read_node_type
-from bootseer.env.compile_cache.store import caches_url
 from bootseer.env.connection import MAX_LINE_BYTES, end_at_once
 from bootseer.env.exec_place import inside_of
 from bootseer.errors import BootseerError, NoSuchLocation
 from bootseer.ipc.channel import Channel
-from bootseer.linux import priority
 from bootseer.mounts.sandbox.shared import of_node
-from bootseer.storage.near import local_disk_directory_of
-from bootseer.storage.places import check_url
-from bootseer.tree.index import PACKS
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bootseer.env.compile_cache.caches import FirstStepCaches
+
+_CACHES = "bootseer.env.compile_cache.caches"  # with the modules of stores: half of what this process imports
 
 
 class CompileCacheService:
@@ -46,8 +48,15 @@ class CompileCacheService:
         self._caches: FirstStepCaches | None = None
         self._variables: dict[str, str] = {}
         self._reported = 0  # count of reported notes of `_caches`
-        # Its priority cannot be raised again, and ranks wait for the main thread.
-        self._idle = ThreadPoolExecutor(1, "capture", priority.lower)
+
+    @cached_property
+    def _idle(self) -> ThreadPoolExecutor:
+        """A thread for captures: its priority cannot be raised again, and ranks wait for the main thread."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from bootseer.linux import priority
+
+        return ThreadPoolExecutor(1, "capture", priority.lower)
 
     def run(self) -> None:
         """Process orders until the connection is closed and all are done."""
@@ -92,19 +101,37 @@ class CompileCacheService:
         python = order["python"]
         if "/" not in python and not inside.prefix:
             python = shutil.which(python) or python
-        keyed = make_key(os.path.abspath(python), environ, order["salt"], inside)
+        importing = threading.Thread(target=import_module, args=[_CACHES])
+        importing.start()  # while programs report their versions
+        try:
+            keyed = make_key(os.path.abspath(python), environ, order["salt"], inside)
+        finally:
+            importing.join()
+        from bootseer.env.compile_cache.caches import FirstStepCaches
+
         url, peers = order["store"], order.get("peers", "")
         self._caches = FirstStepCaches(
             keyed.key, environ, url=url, own=order["dirs"], node_type=read_node_type(), peers=peers
         )
-        if url and peers and not local_disk_directory_of(url):
-            self._tell("origin", url=caches_url(url, keyed.key), folders=[PACKS])
+        if url and peers:
+            self._tell_origin(url, keyed.key)
+
+    def _tell_origin(self, url: str, key: str) -> None:
+        from bootseer.env.compile_cache.store import caches_url
+        from bootseer.storage.near import local_disk_directory_of
+        from bootseer.tree.index import PACKS
+
+        if not local_disk_directory_of(url):
+            self._tell("origin", url=caches_url(url, key), folders=[PACKS])
 
     def _seed(self, did: str, *, is_silent: bool = False, store: str = "") -> None:
         """Seed the caches. Raises: NoSuchLocation for a store that cannot exist."""
         assert self._caches is not None, "open comes first"
-        found: Seeded = self._caches.seed(is_silent=is_silent)
+        found = self._caches.seed(is_silent=is_silent)
         if store and found.is_cold and not found.is_lost:
+            from bootseer import aio
+            from bootseer.storage.places import check_url
+
             aio.run_sync(check_url(store))
         self._variables = self._caches.variables
         self._tell(
