@@ -46,6 +46,11 @@ BENCHES = {
     "warm": "a node is warmed by the daemon while a job trains on it; what remains of the start after it (root)",
     "zero": "starts with nothing configured, from a cold page cache: disk and FUSE store, first and second (root)",
 }
+# Modules of their own, as they print rows and no figures.
+TRIALS = {
+    "side_by_side": "jobs in trouble under torchrun and under bootrun",
+    "mount_fails": "a mounted environment whose store fails, and the starts after it (root)",
+}
 
 
 class Bench(Protocol):
@@ -79,6 +84,7 @@ def main(argv: list[str]) -> int:
     lines.append(
         f"  {'check':12} a bench's JSON against its samples and targets; without FILE: what is of older code"
     )
+    lines += ["without figures:", *(f"  python -m bench.{name}: {text}" for name, text in TRIALS.items())]
     usage = "usage: python -m bench NAME [--rounds N] [--json FILE] ...\n" + "\n".join(lines)
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)

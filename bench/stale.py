@@ -12,7 +12,8 @@ import glob
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from bench.record import BenchError
@@ -89,17 +90,15 @@ class Recorded(NamedTuple):
         return self.changed is None or bool(self.changed)
 
 
-def find_recorded(root: str = ROOT) -> list[Recorded]:
-    """All files of docs/numbers."""
-    found = []
+def find_recorded(root: str = ROOT) -> Iterator[Recorded]:
+    """All files of docs/numbers; each takes a second to compare."""
     for path in sorted(glob.glob(os.path.join(root, NUMBERS, "*.json"))):
         with open(path, encoding="utf-8") as file:
             document: Mapping[str, object] = json.load(file)
         figures, commit, bench = document["figures"], str(document["commit"]), str(document["bench"])
         assert isinstance(figures, dict)
         changed = changed_since(root, commit, MEASURED.get(bench, ALL))
-        found.append(Recorded(os.path.relpath(path, root), bench, commit, tuple(figures), changed))
-    return found
+        yield Recorded(os.path.relpath(path, root), bench, commit, tuple(figures), changed)
 
 
 def changed_since(root: str, commit: str, paths: Sequence[str]) -> tuple[str, ...] | None:
@@ -124,6 +123,7 @@ def is_changed(root: str, commit: str, name: str) -> bool:
     return before is None or bare_code(before) != bare_code(now)
 
 
+@cache
 def bare_code(text: bytes) -> str:
     """A module without comments, docstrings and layout."""
     tree = ast.parse(text)
@@ -153,9 +153,10 @@ def describe(each: Recorded) -> str:
 
 def check_recorded(names: bool) -> int:
     """Prints what is old; returns the exit status. Args: names: each figure in a line of its own."""
-    found = find_recorded()
-    for each in found:
-        print(describe(each))
+    found = []
+    for each in find_recorded():
+        found.append(each)
+        print(describe(each), flush=True)
         for figure in each.figures if names and each.is_stale else ():
             print(f"         {figure}")
     old = sum(each.is_stale for each in found)

@@ -69,6 +69,9 @@ def takes(who: str) -> str:
 # ---- the acting module -----------------------------------------------------------------------------------------
 
 
+_IMPORTLIB = frozenset(
+    ("_frozen_importlib", "_frozen_importlib_external", "importlib._bootstrap", "importlib._bootstrap_external")
+)
 # Of the imports that run, in any thread.
 _IMPORT_LOCKS = getattr(sys.modules["_frozen_importlib"], "_module_locks", None)
 
@@ -79,10 +82,10 @@ def find_importing(frame: "Any") -> str:
         return MAIN  # without walking the frames: a compiler may import ten thousand times from deep calls
     modules = sys.modules
     while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            name = frame.f_globals.get("__name__")
-            if type(name) is str and name in modules:
-                return name
+        name = frame.f_globals.get("__name__")
+        # An access to the code calls all audit hooks, and most frames are those of importlib.
+        if type(name) is str and name not in _IMPORTLIB and frame.f_code.co_name == "<module>" and name in modules:
+            return name
         frame = frame.f_back
     return MAIN
 

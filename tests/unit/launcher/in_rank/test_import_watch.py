@@ -153,6 +153,7 @@ import import_watch
 looked = []
 class Frame:
     f_back = None
+    f_globals = {"__name__": "deep"}
     @property
     def f_code(self):
         looked.append(1)
@@ -172,6 +173,33 @@ assert sys.find() == "__main__" and len(looked) == 1
     (place / "while_imported.py").write_text("import sys\nfound = sys.find()\n")
     (place / "fails.py").write_text("raise ValueError\n")
     subprocess.run([sys.executable, "script.py"], cwd=place, check=True)
+
+
+def test_frames_of_importlib_are_passed_without_their_code(place: Path) -> None:
+    """Each access to a frame's code calls all audit hooks: some ten for each imported module."""
+    (place / "script.py").write_text(
+        """
+import sys
+sys.path.insert(0, FOLDER)
+import import_watch
+watch = import_watch.Watch(False)
+watch.install()
+count = 0
+def hook(event, args):
+    global count
+    count += event == "object.__getattr__" and args[1:] == ("f_code",)
+sys.addaudithook(hook)
+import outer
+watch.remove()
+assert [watch.begun[name][1] for name in ("outer", "inner")] == ["__main__", "outer"]
+print(count)
+""".replace("FOLDER", repr(os.path.dirname(import_watch.__file__)))
+    )
+    (place / "outer.py").write_text("import inner\n")
+    (place / "inner.py").write_text("")
+    words = [sys.executable, "-B", "script.py"]
+    done = subprocess.run(words, cwd=place, check=True, capture_output=True, text=True)
+    assert int(done.stdout) <= 2 * 4  # of its importer, and of the readers of its files; else 13
 
 
 @pytest.mark.parametrize("how", ["whole", "light"])
