@@ -199,6 +199,7 @@ class _Preloaded:
         self.copied = []  # type: List[Tuple[int, int]]
         self.spare = 0  # standby processes to fork for the next attempt
         self.is_in_huge_pages = False  # or its time limit has passed
+        self.has_files_mapped = True  # those that imports have read
         self.has_forked = False
         self.last_request = []  # type: List[str]
         self.last_environ = {}  # type: Dict[str, str]  # of the first rank in the latest request
@@ -493,7 +494,6 @@ class _Preloaded:
         self._take_stamps()
         if self.listing_path:
             self.listing = self._list_touched()
-        self._release_files()
         self.gate = self.inside["load_beside"]("store_gate")
         self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self.script or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
@@ -620,7 +620,11 @@ class _Preloaded:
             pass  # the rank has ended, or the kernel does not report pages
 
     def _release_files(self) -> None:
-        """Unmap library pages that imports have read: ranks map what they need from the page cache."""
+        """Unmap library pages that imports have read: ranks map what they need from the page cache.
+
+        A fork copies no entries of these pages, so that no rank has to wait for this.
+        """
+        self.has_files_mapped = False
         with open("/proc/self/smaps", "rb", 0) as file:
             lines = file.readall().splitlines()
         place = None  # type: Optional[Tuple[int, int]]
@@ -722,7 +726,11 @@ class _Preloaded:
         """Wait for requests; returns only in ranks."""
         while True:
             call = None
-            if self.spare and not self._is_asked(PARK_AFTER_S):
+            if (self.spare or self.has_files_mapped) and not self._is_asked(PARK_AFTER_S):
+                if self.has_files_mapped:
+                    self._release_files()
+                if not self.spare:
+                    continue
                 self._use_huge_pages(MAX_HUGE_S)
                 if self._is_asked():
                     continue
@@ -1275,32 +1283,37 @@ class _Files:
     def __init__(self, ctypes: "Any", libc: "Any") -> None:
         self._ctypes, self._libc = ctypes, libc
         self.fd = -1  # inotify's
-        self._is_told = True  # an event in a watched directory is not checked yet
+        self._is_told = False  # an event in a watched directory is not checked yet
         self._watched = _Stamps()
         self._folders = _Stamps()  # identities of the watched directories, which can be replaced
         self._unwatched = _Stamps()
 
     def take(self, paths: "Iterable[str]") -> None:
         """Begin to watch these files."""
-        entries = {}  # type: Dict[bytes, List[Tuple[bytes, os.stat_result]]]
+        entries = {}  # type: Dict[bytes, List[bytes]]
         for path in map(os.fsencode, sorted(paths)):
             folder, _, name = path.rpartition(b"/")
-            if b"\0" in path or b"\n" in path:
-                continue
+            if not (b"\0" in path or b"\n" in path):
+                entries.setdefault(folder + b"/", []).append(name)
+        self.fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        for folder, names in entries.items():
+            # Watched before the stamps are taken, so that later changes cause events.
+            is_watched = self._watch(folder)
             try:
-                found = os.stat(path)
+                if is_watched:
+                    self._folders.add(folder, b"", _identity(os.stat(folder)))
+                fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 continue
-            entries.setdefault(folder + b"/", []).append((name, found))
-        self.fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        for folder, files in entries.items():
-            is_watched = self._watch(folder)
-            if is_watched:
-                self._folders.add(folder, b"", _identity(os.stat(folder)))
-            for name, found in files:
+            for name in names:
+                try:
+                    found = os.stat(name, dir_fd=fd)
+                except OSError:
+                    continue
                 # A file with another name can be changed through it, in a directory that is not watched.
                 is_told = is_watched and (found.st_nlink == 1 or self._add(folder + name, 0))
                 (self._watched if is_told else self._unwatched).add(folder, name, _stamp(found))
+            os.close(fd)
 
     def _watch(self, folder: bytes) -> bool:
         """Watch a directory. Returns: whether the kernel reports all changes in it."""

@@ -272,9 +272,10 @@ class Watch:
         if finder is None:
             sys.meta_path.insert(0, self)
         self._first = dict(_data_of(os.environ))
-        self._specs.add(list(sys.modules))
         if self._is_whole:
+            self._specs.add(list(sys.modules))
             self._state = self._look()
+        # Otherwise modules that are there already are not watched: what they have read is not known anyway.
 
     def remove(self) -> None:
         """Restore all changes; the audit hook cannot be removed, and returns at once."""
@@ -488,22 +489,21 @@ class Watch:
         return handlers
 
     def _note_file(self, path: "Any", is_change: bool, frame: "Any") -> None:
-        if frame is not None and frame.f_code.co_filename.endswith(FINDERS):
-            return
         if type(path) is bytes:
             path = os.fsdecode(path)
         if path is None:
             path = "."
         if type(path) is not str:
             return
-        if not path.startswith("/"):
-            who = find_importing(frame)
+        is_absolute = path.startswith("/")
+        if is_absolute and not _is_outside(path):
+            return  # nearly all; before the access to a frame's code, which calls all audit hooks
+        if frame is not None and frame.f_code.co_filename.endswith(FINDERS):
+            return
+        who = find_importing(frame)
+        if not is_absolute:
             self.use(who, "cwd", False)
             path = os.getcwd() + "/" + path
-        elif not _is_outside(path):
-            return
-        else:
-            who = find_importing(frame)
         self.use(who, "file:" + path, is_change)
 
     # ---- the interpreter
