@@ -6,6 +6,9 @@ Does what the keeper of a job's environment does, in its order: begin what will 
 killed run has left, key, look into the store, restore; then one line of JSON. A mounted environment is there until
 a line comes in, then it is taken away. Folders are those of the variables BOOTSEER_CACHE, BOOTSEER_RUNTIME and
 BOOTSEER_KEYS.
+
+With "records": true the daemon publishes what was read of the mount, as at a job's first step, before a second
+line comes in.
 """
 
 from __future__ import annotations
@@ -84,16 +87,18 @@ def main(argv: list[str]) -> int:
     spec = {"store": order["store"], "targets": [target], "python": ""}
     begin_spares({"ways": ["there", way], "spec": spec})
     sandbox = fork_sandbox() if way == "mount" else None  # before there are threads
-    return restore_by(way, order["store"], order["lock"], target, sandbox)
+    return restore_by(way, order["store"], order["lock"], target, sandbox, records=order.get("records", False))
 
 
-def restore_by(way: str, store: str, lock: str, target: str, sandbox: ImageSandbox | None) -> int:
+def restore_by(
+    way: str, store: str, lock: str, target: str, sandbox: ImageSandbox | None, *, records: bool = False
+) -> int:
     """The exit status."""
     from bootseer import aio
     from bootseer.env.restore.restore import THERE, MountOptions, recover, restore
     from bootseer.env.store.env_tree import StoredTree
     from bootseer.errors import BootseerError
-    from bootseer.mounts.tree_daemon.mount import TreeOptions, unmount_tree
+    from bootseer.mounts.tree_daemon.mount import unmount_tree
     from bootseer.trust import Trust
 
     if sandbox is not None:
@@ -103,7 +108,11 @@ def restore_by(way: str, store: str, lock: str, target: str, sandbox: ImageSandb
         trust = Trust.load()
         key = key_of(lock, target, os.environ).key
         url, snapshot = find_snapshot(store, key, trust)
-        mounting = None if sandbox is None else MountOptions(sandbox, trust, options=TreeOptions(idle_s=0.0))
+        mounting = None
+        if sandbox is not None:
+            from bootseer.env.restore.mounted import OPTIONS
+
+            mounting = MountOptions(sandbox, trust, options=OPTIONS._replace(idle_s=0.0))
         done = restore(snapshot, StoredTree(url, snapshot.tree), ways=(THERE, way), mounting=mounting)
     except BootseerError as error:
         print(f"{way}: {error}", file=sys.stderr)
@@ -122,6 +131,9 @@ def restore_by(way: str, store: str, lock: str, target: str, sandbox: ImageSandb
     print(json.dumps(said), flush=True)
     if done.mounted is not None:
         sys.stdin.readline()
+        if records:
+            done.mounted.end_start()  # as at a job's first step
+            sys.stdin.readline()
         done.mounted.close()
         unmount_tree(snapshot.tree, force=True)
     aio.close()

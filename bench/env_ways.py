@@ -7,6 +7,7 @@
     cp                  cp -a of the installed tree
     tar, packed         zstd | tar; tar of the archive that venv-pack has made
     unpack, mount       ours, from a store on the disk: key, look into the store, signature, digest of each block
+    mount_traced        the store has an access trace, as after the first step of the job that built the snapshot
     mount_again         the same node once more: its cache has what the first start has read
     tar_remote, unpack_remote, mount_remote     behind a link (image_remote.py)
     ..._3               on three nodes at once, behind the same link
@@ -20,8 +21,10 @@ chance.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import shutil
 import sys
 import sysconfig
 import time
@@ -42,8 +45,9 @@ from bench.record import BenchError
 INSTALLERS = ("pip", "uv_cold", "uv_cold_compiled", "uv_warm", "uv_warm_compiled")
 COPIES = ("cp", "tar", "packed")
 REMOTE = ("tar_remote", "unpack_remote", "mount_remote", "tar_remote_3", "unpack_remote_3", "mount_remote_3")
-WAYS = (*INSTALLERS, *COPIES, "unpack", "mount", "mount_again", *REMOTE)
+WAYS = (*INSTALLERS, *COPIES, "unpack", "mount", "mount_traced", "mount_again", *REMOTE)
 NODES = 3
+TRACE_S = 30.0  # until a trace is in the store
 _FETCH = (
     "import shutil, sys, urllib.request; "
     "shutil.copyfileobj(urllib.request.urlopen(sys.argv[1]), sys.stdout.buffer, 1 << 20)"
@@ -70,6 +74,10 @@ class Bench:
         self._kept, self._disk, self._remote, self._uv = kept, disk, remote, uv
         self._wheels: Wheels = kept.wheels
         self._checksum = ""
+        self._traces = os.path.join(os.path.dirname(os.path.dirname(kept.packs[0])), "traces")  # of the store
+        self._traces_aside = self._traces + "-aside"
+        for left in (self._traces, self._traces_aside):  # by a bench that was killed
+            shutil.rmtree(left, ignore_errors=True)
 
     def ways(self) -> list[str]:
         """Those that can be had here."""
@@ -94,6 +102,9 @@ class Bench:
         if way == "mount_again":
             self._restore("mount", nodes)
             return self._restore("mount", nodes)
+        if way == "mount_traced":
+            with self._traced():
+                return self._restore("mount", nodes)
         if kind.startswith(("unpack", "mount")):
             return self._restore(kind, nodes)
         return self._commands(kind, nodes)
@@ -144,10 +155,26 @@ class Bench:
 
     # ---- ours ----------------------------------------------------------------------------------------------
 
-    def _restore(self, kind: str, nodes: Sequence[Node]) -> Sample:
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        """The store has an access trace meanwhile; at first one start is recorded."""
+        if os.path.isdir(self._traces_aside):
+            os.rename(self._traces_aside, self._traces)
+        else:
+            self._restore("mount", self._nodes(1), traces=os.path.join(self._traces, self._kept.digest))
+            self._disk.renew()
+            self._warm("mount")
+        try:
+            yield
+        finally:
+            os.rename(self._traces, self._traces_aside)
+
+    def _restore(self, kind: str, nodes: Sequence[Node], traces: str = "") -> Sample:
+        """Args: traces: where the start's access trace has to be published; "": nowhere."""
         name, is_remote = kind.removesuffix("_remote"), kind.endswith("_remote")
         store = self._remote.url("store") if is_remote else os.path.join(self._kept.data, "store")
-        order = {"store": store, "lock": self._wheels.lock, "target": self._kept.target, "way": name}
+        order: dict[str, object] = {"store": store, "lock": self._wheels.lock, "target": self._kept.target}
+        order |= {"way": name, "records": bool(traces)}
         argv = python("bench.env_node", json.dumps(order))
         before, begin_s = self._remote.served(), begin()
         with self._started([([*node.prefix, *argv], node.environ) for node in nodes], nodes) as programs:
@@ -168,6 +195,9 @@ class Bench:
                 import_s = self._import(places)
                 for program in programs:
                     program.say("end")
+                if traces:
+                    _await_trace(traces)
+                    programs[0].say("published")
                 for program in programs:
                     program.wait()
         requests, sent = self._remote.served().since(before)
@@ -227,6 +257,15 @@ class Bench:
             ckpt_pages.make_warm([self._kept.tar])
         else:
             ckpt_pages.make_warm(self._kept.packs)
+
+
+def _await_trace(directory: str) -> None:
+    """Wait until a trace of its workload, and the merge of all, are in the store. Raises: BenchError."""
+    end_s = time.monotonic() + TRACE_S
+    while len(glob.glob(os.path.join(directory, "*.json"))) < 2:
+        if time.monotonic() > end_s:
+            raise BenchError(f"{directory}: has no access trace {TRACE_S:g} s after the start")
+        time.sleep(0.05)
 
 
 def find_uv() -> str:

@@ -29,6 +29,7 @@ WINDOWS = 8  # in flight at once
 Done = Callable[[memoryview | bytes | None], None]
 Failed = Callable[[range, BootseerError], object]
 Waits = Callable[[range, float], object]
+Missed = Callable[[range], object]
 SLOW_S = 5.0  # after which a read is reported as slow
 
 
@@ -45,11 +46,12 @@ class CachedDevice:
         group: asyncio.TaskGroup,
         failed: Failed,
         waits: Waits,
+        missed: Missed,
     ) -> None:
         self.size = fetcher.cache.size
         self._fetcher, self._cache = fetcher, fetcher.cache
         self._recorder = Recorder(0) if recorder is None else recorder
-        self._failed, self._waits = failed, waits
+        self._failed, self._waits, self._missed = failed, waits, missed
         self._group = group
         self._loop = asyncio.get_running_loop()
         self._is_open = True
@@ -87,6 +89,7 @@ class CachedDevice:
         data: memoryview | None = None
         blocks = range(offset >> BLOCK_SHIFT, ((offset + length - 1) >> BLOCK_SHIFT) + 1)
         slow = self._loop.call_later(SLOW_S, self._waits, blocks, SLOW_S)
+        self._missed(blocks)
         try:
             data = await self._fetch(offset, length, since_s)
         except BootseerError as error:
@@ -132,13 +135,15 @@ async def open_device(
     recorder: Recorder | None = None,
     failed: Failed = lambda _numbers, _error: None,
     waits: Waits = lambda _numbers, _waited_s: None,
+    missed: Missed = lambda _numbers: None,
 ) -> AsyncIterator[CachedDevice]:
     """Open the device of a tree on this event loop. On exit pending reads fail, and all later ones.
 
-    `failed` receives the blocks of a read that is about to fail, `waits` those of a read that has waited for long.
+    `failed` receives the blocks of a read that is about to fail, `waits` those of a read that has waited for long,
+    and `missed` those of each read that has to wait.
     """
     async with asyncio.TaskGroup() as group:
-        device = CachedDevice(fetcher, recorder, group, failed, waits)
+        device = CachedDevice(fetcher, recorder, group, failed, waits, missed)
         preparing = group.create_task(fetcher.prepare())
         try:
             yield device

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from bootseer import aio
 from bootseer.backoff import Backoff
 from bootseer.blocks.fetch import BlockFetcher
-from bootseer.blocks.plan import plan_cold, plan_hot
+from bootseer.blocks.plan import NearDemand, plan_cold, plan_hot
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, Span
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.logs import get_logger
@@ -23,6 +23,7 @@ from bootseer.storage.engine.rate_limit import RateLimiter
 _log = get_logger(__name__)
 
 HOT_WIDTH = 16  # spans at once
+NEAR_WIDTH = 2  # fewer, as those near a new demand queue behind them
 COLD_WIDTH = 4
 QUIET_S = 0.25  # cold blocks wait until no reader has waited for so long
 SAVE_S = 60.0  # between two saves of cold blocks
@@ -45,6 +46,7 @@ class Phase(Enum):
 class Prefetcher:
     """Fetch `hot` blocks in order, then, with `is_whole`, all others.
 
+    `is_guess`: nobody knows the order of reads, so that the hot blocks near those of `note_demand` come first.
     `max_bytes_per_s`: of the cold ones, and with `limits_hot` of all. `log` receives a line when it gives up.
     """
 
@@ -54,6 +56,7 @@ class Prefetcher:
         hot: Sequence[int] = (),
         *,
         is_whole: bool = False,
+        is_guess: bool = False,
         max_bytes_per_s: float | None = None,
         hot_width: int = HOT_WIDTH,
         cold_width: int = COLD_WIDTH,
@@ -61,7 +64,8 @@ class Prefetcher:
         limits_hot: bool = False,
     ) -> None:
         self.phase = Phase.NEW
-        self._fetcher, self._hot, self._is_whole = fetcher, hot, is_whole
+        self._fetcher, self._hot, self._is_whole, self._is_guess = fetcher, hot, is_whole, is_guess
+        self._near: NearDemand | None = None
         self._rate, self._limits_hot = RateLimiter(max_bytes_per_s), limits_hot
         self._hot_width, self._cold_width, self._quiet_s = hot_width, cold_width, quiet_s
         self._failures = 0  # in a row
@@ -80,8 +84,13 @@ class Prefetcher:
                 missing = set(hot)
                 await aio.run_io(cache.read_ahead, [number for number in self._hot if number not in missing])
             span_bytes = self._rate.piece_bytes(HOT_SPAN_BYTES) if self._limits_hot else HOT_SPAN_BYTES
-            spans = plan_hot(index, hot, span_bytes=span_bytes)
-            await aio.map_bounded(self._fetch_hot, spans, width=self._hot_width)
+            spans: Iterable[Span]
+            if self._is_guess:
+                spans = self._near = NearDemand(index, hot, span_bytes=span_bytes)
+                await aio.map_bounded(self._fetch_hot, spans, width=min(NEAR_WIDTH, self._hot_width))
+            else:
+                spans = plan_hot(index, hot, span_bytes=span_bytes)
+                await aio.map_bounded(self._fetch_hot, spans, width=self._hot_width)
             self._hot_s = time.monotonic() - begin_s
             if self._is_whole and self.phase is Phase.HOT:
                 self.phase = Phase.COLD
@@ -99,6 +108,11 @@ class Prefetcher:
             # them when the cache refuses blocks (`BlockFetcher`), and at its end.
             self._fetcher.release_dedup_sources()
         await self._save()
+
+    def note_demand(self, number: int) -> None:
+        """Record that a reader waits for a block."""
+        if self._near is not None:
+            self._near.want(number)
 
     def statistics(self) -> dict[str, float | str]:
         """Return the phase, how long the hot blocks took, and how many spans failed."""

@@ -16,7 +16,7 @@ from bootseer.blocks.trace import encode as encode_trace
 from bootseer.mounts.sandbox.source import MountedSource, open_source
 from bootseer.mounts.tree_daemon.hot import APART_BLOCKS
 from bootseer.mounts.tree_daemon.mount import MountedTree, TreeOptions, mount_tree
-from bootseer.mounts.tree_daemon.prefetch_worker import NAME
+from bootseer.mounts.tree_daemon.prefetch_worker import GUESS_NICE, NAME
 from bootseer.mounts.tree_daemon.traces import PAYLOAD_TYPE
 from bootseer.tree.index import BLOCK_BYTES
 from bootseer.trust import KeyDirectory, seal
@@ -85,6 +85,23 @@ def test_it_brings_all_hot_blocks_and_the_daemon_tells_of_them(recorded: Trees) 
     assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
     assert tree.status()["blocks"]["waits"] == 0
     wait_until(lambda: not has_worker(recorded, tree), 30, "its end")
+
+
+def test_without_a_trace_it_brings_everything_and_yields(recorded: Trees) -> None:
+    for key in [key for key in recorded.server.files if key.startswith("traces/")]:
+        del recorded.server.files[key]
+    options = TreeOptions(idle_s=0, streams=False, whole_bytes=1 << 40)
+    recorded.server.plan.append(HttpFault(HttpKind.SLOW, path="packs/*", delay_s=0.1))
+    tree = mount_tree(recorded.url, workload=WORKLOAD, options=options)
+    worker = worker_of(recorded, tree)
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, worker) == GUESS_NICE, 20, "its priority")
+    with open(Path(tree.folder, "file"), "rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 1, (BLOCKS - 90) * BLOCK_BYTES), "a demand, of which the worker is told"
+    wait_until(lambda: is_done(tree), 30, "the prefetch")
+    status = tree.status()
+    assert status["cache"]["present"] == BLOCKS
+    assert status["blocks"]["prefetch_blocks"] > BLOCKS // 2
+    assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
 
 
 def has_worker(trees: Trees, tree: MountedTree) -> bool:

@@ -227,7 +227,13 @@ class Daemon:
             parts.index.block_count,
             redact(self.settings.url),
         )
-        opened = open_device(parts.fetcher, recorder=hot.recorder, failed=faults.failed, waits=faults.waits)
+        opened = open_device(
+            parts.fetcher,
+            recorder=hot.recorder,
+            failed=faults.failed,
+            waits=faults.waits,
+            missed=hot.note_demand,
+        )
         device = await stack.enter_async_context(opened)
         await mounting
         stack.push_async_callback(self._unmount)

@@ -79,6 +79,14 @@ class HotBlocks:
         for worker in self._workers.values():
             worker.note_shown()
 
+    def note_demand(self, numbers: range) -> None:
+        """Record that a reader waits for these blocks."""
+        for name, prefetcher in self._prefetchers.items():
+            prefetcher.note_demand(numbers[-1])
+            worker = self._workers.get(name)
+            if worker is not None:
+                worker.note_demand(numbers[-1])
+
     def prefetch(self, workload: str) -> None:
         """Prefetch in the background, if there is a trace; each workload once."""
         if workload not in self._prefetchers:
@@ -167,7 +175,8 @@ class HotBlocks:
             if found is not None:
                 await self._run_hot(self._settings.workload, found.trace.hot(), self._may_read_ahead(found.trace))
             elif self._parts.index.stored_bytes <= self._settings.whole_bytes:
-                await self._run_hot(self._settings.workload, range(self._parts.index.block_count), False)
+                every = range(self._parts.index.block_count)
+                await self._run_hot(self._settings.workload, every, False, is_guess=True)
         finally:
             await aio.run_io(end_spare_worker)
 
@@ -176,14 +185,16 @@ class HotBlocks:
         if found is not None and workload not in self._prefetchers:
             await self._run_hot(workload, found.trace.hot(), self._may_read_ahead(found.trace))
 
-    async def _run_hot(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
+    async def _run_hot(
+        self, name: str, hot: Sequence[int], may_read_ahead: bool, *, is_guess: bool = False
+    ) -> None:
         """Fetch many blocks in another process; few, or the remaining ones, in this one."""
-        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot)
+        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot, is_guess=is_guess)
         with hot_first.fetching_hot(self._runtime):
-            await self._run_apart(name, hot, may_read_ahead)
+            await self._run_apart(name, hot, may_read_ahead, is_guess)
             await prefetcher.run()
 
-    async def _run_apart(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
+    async def _run_apart(self, name: str, hot: Sequence[int], may_read_ahead: bool, is_guess: bool) -> None:
         """Fetch blocks in another process, if they are many."""
         parts = self._parts
         root = self._root if len(hot) >= APART_BLOCKS and may_read_ahead else ""
@@ -194,7 +205,12 @@ class HotBlocks:
                 worker.note_shown()
             settings = msgspec.structs.replace(self._settings, peers=parts.peers_path)
             order = PrefetchOrder(
-                settings=settings, digest=self._digest, hot=list(hot), index=parts.index_bytes, root=root
+                settings=settings,
+                digest=self._digest,
+                hot=list(hot),
+                index=parts.index_bytes,
+                root=root,
+                is_guess=is_guess,
             )
             await worker.run(order)
 

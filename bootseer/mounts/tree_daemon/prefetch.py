@@ -54,18 +54,26 @@ class PrefetchWorker:
     def note_shown(self) -> None:
         """Send the worker that the tree can be read through its mount."""
         self._is_shown = True
+        self._say(SHOWN)
+
+    def note_demand(self, number: int) -> None:
+        """Send the worker that a reader waits for a block."""
+        self._say(b"%d\n" % number, is_needed=False)
+
+    def _say(self, line: bytes, *, is_needed: bool = True) -> None:
         if self._to_it is None:
             return
         try:
             if not self._to_it.transport.get_write_buffer_size():
                 # Not by the transport, which drops unread input when a send fails.
-                self._connection.send(SHOWN)
+                self._connection.send(line)
                 return
         except BlockingIOError:
             pass
         except OSError:
             return  # it is ending
-        self._to_it.write(SHOWN)  # after its order
+        if is_needed:
+            self._to_it.write(line)  # after its order
 
     async def run(self, order: PrefetchOrder) -> None:
         """Run the worker until it has ended, well or not. Cancelled, end it."""

@@ -7,9 +7,9 @@ A process of its own: each answer of the daemon to the kernel needs the interpre
 would delay each read of a starting program. The worker also reads the hot files through the mount once that
 exists, ahead of the program.
 
-It uses a socket. In: an Order, with a descriptor for the log; then a line when the tree is mounted; the worker
-ends at the end of input. Out: a line of figures (`PrefetchFigures`, JSON) a few times a second, the last one when
-all is done.
+It uses a socket. In: an Order, with a descriptor for the log; then a line when the tree is mounted, and one for
+each block that a reader waits for; the worker ends at the end of input. Out: a line of figures (`PrefetchFigures`,
+JSON) a few times a second, the last one when all is done.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ LENGTH = struct.Struct("<Q")  # of the order, before it
 MAX_ORDER_BYTES = MAX_INDEX_BYTES + (64 << 20)
 BATCH_BLOCKS = 8  # read at once; a program's own read queues behind so many
 POLL_S = 0.005  # between checks for fetched blocks
+GUESS_NICE = 10  # most blocks of a guess are not needed now, and the processors are the starting program's
 FREE_SHARE = 2  # hot files take at most one part in so many of the free memory
 
 
@@ -58,6 +59,7 @@ class PrefetchOrder(msgspec.Struct, kw_only=True):
     hot: list[int]
     index: bytes | None = None  # the index object, verified; None: it is in the cache
     root: str = ""  # where the tree will be mounted; "": no read-ahead
+    is_guess: bool = False  # the order of the hot blocks is unknown
 
 
 class PrefetchFigures(msgspec.Struct, kw_only=True):
@@ -82,6 +84,8 @@ def main(connection: socket.socket) -> int:
         order = _receive(connection)
         if order is None:
             return 0  # it is not needed
+        if order.is_guess:
+            os.nice(GUESS_NICE)
         asyncio.run(_bring(order, connection))
     except BootseerError as error:
         _log.info("%s", error)
@@ -112,20 +116,33 @@ def _read(source: socket.SocketIO, length: int) -> bytes:
     return bytes(found)
 
 
-def _on_input(connection: socket.socket, is_shown: asyncio.Event) -> None:
-    try:
-        said = connection.recv(64)
-    except ConnectionError:
-        said = b""
-    if not said:
-        os._exit(1)  # the daemon has ended
-    is_shown.set()
+class _Input:
+    """Reads the daemon's lines. `is_shown`: the tree is mounted."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.is_shown = asyncio.Event()
+        self.note_demand: Callable[[int], None] = lambda _number: None
+        self._connection, self._part = connection, b""
+
+    def read(self) -> None:
+        try:
+            said = self._connection.recv(1 << 12)
+        except ConnectionError:
+            said = b""
+        if not said:
+            os._exit(1)  # the daemon has ended
+        *lines, self._part = (self._part + said).split(b"\n")
+        for line in lines:
+            if line.isdigit():
+                self.note_demand(int(line))
+            else:
+                self.is_shown.set()
 
 
 async def _bring(order: PrefetchOrder, connection: socket.socket) -> None:
     settings = order.settings
-    is_shown = asyncio.Event()
-    asyncio.get_running_loop().add_reader(connection, _on_input, connection, is_shown)
+    lines = _Input(connection)
+    asyncio.get_running_loop().add_reader(connection, lines.read)
     async with AsyncExitStack() as stack:
         store = (await open_stores(stack, settings)).read
         cache = await aio.run_io(open_cache, settings)
@@ -134,7 +151,8 @@ async def _bring(order: PrefetchOrder, connection: socket.socket) -> None:
             raise StorageError(f"the index of {order.digest} is no longer in the cache")
         index = await aio.run_io(tree_metadata.decode_slim, data, order.digest)
         fetcher = await open_fetcher(stack, settings, store, cache, index, order.digest)
-        prefetcher = Prefetcher(fetcher, order.hot)
+        prefetcher = Prefetcher(fetcher, order.hot, is_guess=order.is_guess)
+        lines.note_demand = prefetcher.note_demand
         ahead: ReadAhead | None = None
         if bool(order.root) and await aio.run_io(_has_room, order):
             find = partial(HotPieces, data, order.digest, order.hot)
@@ -152,7 +170,7 @@ async def _bring(order: PrefetchOrder, connection: socket.socket) -> None:
 
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(tell_often())
-            reading = group.create_task(_read_ahead(ahead, is_shown))
+            reading = group.create_task(_read_ahead(ahead, lines.is_shown))
             await prefetcher.run()
             if ahead is not None:
                 ahead.note_all()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.plan import plan_cold, plan_hot
+from bootseer.blocks import plan
+from bootseer.blocks.plan import MAX_NEAR, NearDemand, plan_cold, plan_hot
 from bootseer.blocks.spans import MAX_GAP_BYTES, Span, plan_spans, runs_of
 from tests.unit.bootseer.blocks.trees import make_tree
 
@@ -59,6 +61,41 @@ def test_cold_blocks_come_in_the_order_of_the_packs(numbers: list[int]) -> None:
     check(spans, numbers, 4 << 20, MAX_GAP_BYTES)
     places = [(span.pack, span.offset) for span in spans]
     assert places == sorted(places)
+
+
+@given(NUMBERS, st.dictionaries(st.integers(0, 20), st.integers(0, TREE.count - 1)))
+def test_blocks_near_a_demand_come_next(numbers: list[int], wanted: dict[int, int]) -> None:
+    """`wanted`: a reader waits for a block after so many spans; it fetches that one itself."""
+    near = NearDemand(INDEX, numbers)
+    spans: list[Span] = []
+    demanded: set[int] = set()
+    for span in near:
+        spans.append(span)
+        if (number := wanted.get(len(spans))) is not None:
+            near.want(number)
+            demanded.add(number)
+    fetched = [number for span in spans for number in span.numbers]
+    assert len(fetched) == len(set(fetched))
+    assert set(numbers) - demanded <= set(fetched) <= set(numbers)
+
+
+def test_the_last_demand_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "NEAR_BLOCKS", 8)
+    near = NearDemand(INDEX, range(TREE.count))
+    spans = iter(near)
+    assert next(spans).numbers[0] == 0
+    near.want(11)
+    near.want(17)
+    rest = [number for span in spans for number in span.numbers]
+    later = [number for number in rest if number >= 8]
+    assert later == [*range(18, 26), *range(12, 17), 8, 9, 10, *range(26, TREE.count)]
+
+
+def test_few_demands_are_remembered() -> None:
+    near = NearDemand(INDEX, range(TREE.count))
+    for _ in range(MAX_NEAR * 3):
+        near.want(TREE.count - 2)
+    assert [number for span in near for number in span.numbers] == [TREE.count - 1, *range(TREE.count - 2)]
 
 
 def test_neighbours_make_one_request() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bootseer.backoff import Backoff
-from bootseer.blocks import prefetch
+from bootseer.blocks import plan, prefetch
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.device import BLOCK_SHIFT, open_device
 from bootseer.blocks.donors import DedupSources
@@ -70,6 +70,30 @@ def test_then_all_others(root: Cache) -> None:
     first_cold = next(n for n, call in enumerate(store.calls) if (call.path, call.offset) not in hot)
     assert first_cold >= 4
     assert sum(call.length for call in store.calls[:first_cold]) < TREE.index.stored_bytes / 2
+
+
+def test_of_an_unknown_order_blocks_near_a_demand_go_first(root: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "NEAR_BLOCKS", 8)
+    store = make_store(TREE, latency_s=0.002)
+    wanted = TREE.count - 12
+
+    async def use(fetcher: BlockFetcher) -> None:
+        prefetcher = Prefetcher(fetcher, ALL, is_guess=True, hot_width=1)
+        prefetcher.note_demand(0)  # not begun yet
+        task = asyncio.create_task(prefetcher.run())
+        while not store.calls:
+            await asyncio.sleep(0.001)
+        prefetcher.note_demand(wanted)
+        await task
+        assert prefetcher.phase is Phase.DONE
+        assert fetcher.cache.missing(ALL) == [wanted], "its reader fetches it"
+
+    run(root, store, use, max_gap_bytes=0)
+    order = [(call.path, call.offset) for call in store.calls]
+    place = order.index(
+        (TREE.index.pack_path(TREE.index.block(wanted + 1).pack), TREE.index.block(wanted + 1).offset)
+    )
+    assert place < len(order) - 1 and place < 8
 
 
 def test_what_is_there_is_not_fetched(root: Cache) -> None:
