@@ -23,7 +23,7 @@ from bootseer.storage.engine.rate_limit import RateLimiter
 _log = get_logger(__name__)
 
 HOT_WIDTH = 16  # spans at once
-NEAR_WIDTH = 2  # fewer, as those near a new demand queue behind them
+NEAR_WIDTH = 6  # fewer, as those near a new demand queue behind them; not less, for stores that answer late
 COLD_WIDTH = 4
 QUIET_S = 0.25  # cold blocks wait until no reader has waited for so long
 SAVE_S = 60.0  # between two saves of cold blocks
