@@ -64,7 +64,8 @@ class Prefetcher:
         limits_hot: bool = False,
     ) -> None:
         self.phase = Phase.NEW
-        self._fetcher, self._hot, self._is_whole, self._is_guess = fetcher, hot, is_whole, is_guess
+        self.is_guess = is_guess
+        self._fetcher, self._hot, self._is_whole = fetcher, hot, is_whole
         self._near: NearDemand | None = None
         self._rate, self._limits_hot = RateLimiter(max_bytes_per_s), limits_hot
         self._hot_width, self._cold_width, self._quiet_s = hot_width, cold_width, quiet_s
@@ -85,7 +86,7 @@ class Prefetcher:
                 await aio.run_io(cache.read_ahead, [number for number in self._hot if number not in missing])
             span_bytes = self._rate.piece_bytes(HOT_SPAN_BYTES) if self._limits_hot else HOT_SPAN_BYTES
             spans: Iterable[Span]
-            if self._is_guess:
+            if self.is_guess:
                 spans = self._near = NearDemand(index, hot, span_bytes=span_bytes)
                 await aio.map_bounded(self._fetch_hot, spans, width=min(NEAR_WIDTH, self._hot_width))
             else:

@@ -82,10 +82,10 @@ class HotBlocks:
     def note_demand(self, numbers: range) -> None:
         """Record that a reader waits for these blocks."""
         for name, prefetcher in self._prefetchers.items():
-            prefetcher.note_demand(numbers[-1])
-            worker = self._workers.get(name)
-            if worker is not None:
-                worker.note_demand(numbers[-1])
+            if prefetcher.is_guess:
+                prefetcher.note_demand(numbers[-1])
+                if name in self._workers:
+                    self._workers[name].note_demand(numbers[-1])
 
     def prefetch(self, workload: str) -> None:
         """Prefetch in the background, if there is a trace; each workload once."""
