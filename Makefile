@@ -10,6 +10,7 @@ MAN_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-man)
 DOCS_READY := $(VENV)/.ready-docs
 # So many tests at a time, more than cores as many of them wait; 0 for all in one process.
 WORKERS ?= 4
+RUNS ?= 10
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
 BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile env_key report \
@@ -18,7 +19,7 @@ BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile env_
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
 
-.PHONY: setup demo demo-setup test campaign check lint rewritten bench bench-guard man docs record-parity clean
+.PHONY: setup demo demo-setup test campaign soak check lint rewritten bench bench-guard man docs record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
 
@@ -47,6 +48,12 @@ test: setup  ## all that CI runs
 campaign: setup  ## each case of each test, for an hour and more: daily, and before a release
 	@$(MAKE) --no-print-directory -j2 lint rewritten
 	BOOTSEER_CAMPAIGN=full PYTEST_LIMIT_S=21600 $(PYTEST) --record-durations out/durations.jsonl
+
+soak: setup  ## whole runs in a row (RUNS=10): 2 to 6 workers in turn, in another order each time
+	@for run in $$(seq $(RUNS)); do \
+	    echo "== run $$run of $(RUNS): $$((2 + run % 5)) workers, order $$run"; \
+	    scripts/pytest.sh $(BIN)/python $$((2 + run % 5)) -q --random-order-bucket=class --random-order-seed=$$run || exit; \
+	done
 
 check: lint  ## about five minutes, no system package
 	$(PYTEST) -m "not system and not slow"
