@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -22,7 +21,6 @@ from bootseer.env.capture.capture import Capture
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused, SourceChanged
 from bootseer.mounts.sandbox.shared import SCRATCH
 from bootseer.own_module import command_of
-from bootseer.tree.index import BLOCK_BYTES
 from tests import support_trees
 from tests.integration.captured_envs import (
     Captured,
@@ -182,24 +180,6 @@ def test_sparse_and_large_files(target: Target) -> None:
     assert captured.built.tree.statistics.hole_bytes > 8 << 20
     assert captured.built.tree.statistics.stored_bytes < 5 << 20
     check(captured, target.before, target.path)
-
-
-def test_what_a_start_reads_comes_first(target: Target) -> None:
-    """Hot paths, bytecode, shared libraries, then the others, each by directory."""
-    names = ("a/__pycache__/x.pyc", "a/b.so", "a/c.py", "b/__pycache__/y.pyc", "b/lib.so.1", "b/so.h", "c.txt")
-
-    def change() -> None:
-        for number, name in enumerate(names):
-            path = target.path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(random.Random(number).randbytes(BLOCK_BYTES))
-
-    captured = target.capture(change, hot_paths=[b"0/b/so.h"])
-    check(captured, target.before, target.path)
-    tree = captured.built.tree.tree
-    addresses = {name: tree.runs[entry][0] for entry, name in enumerate(tree.names) if tree.runs[entry]}
-    order = sorted(addresses, key=addresses.__getitem__)
-    assert order == [b"so.h", b"x.pyc", b"y.pyc", b"b.so", b"lib.so.1", b"c.txt", b"c.py"]
 
 
 def test_nothing_changed(target: Target) -> None:

@@ -71,8 +71,7 @@ class EnvSource:
         _add(packer, [files[path] for path in hot], on_progress)
         if hot:
             packer.end_blocks()  # otherwise a start would fetch cold files together with its last hot ones
-        cold = sorted((path for path in files if path not in hot), key=_start_order)
-        _add(packer, [files[path] for path in cold], on_progress)
+        _add(packer, [found for path, found in files.items() if path not in hot], on_progress)
         return SourceContents(root, left_out=dict(left_out))
 
 
@@ -248,17 +247,6 @@ def _inode(entry: Entry) -> Inode:
     inode = Inode(entry.mode, entry.uid, entry.gid, entry.mtime_ns)
     inode.target = entry.target
     return inode
-
-
-def _start_order(path: bytes) -> int:
-    """Data that a start reads comes first: without an access trace, nodes prefetch in the order of the packs.
-
-    An import reads bytecode, then maps shared libraries. It reads hardly any source, header or test data.
-    """
-    if path.endswith(b".pyc"):
-        return 0
-    name = path.rpartition(b"/")[2]
-    return 1 if name.endswith(b".so") or b".so." in name else 2
 
 
 def _by_directory(path: bytes) -> tuple[bytes, bytes]:
