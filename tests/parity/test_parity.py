@@ -22,6 +22,8 @@ from tests.parity.record import is_later, load, path_of
 from tests.parity.runner import run
 from tests.support import BOOTRUN, TORCHRUN
 
+pytestmark = pytest.mark.random_order(disabled=True)  # test_each_probe_was_compared looks at those before it
+
 INSTALLED = metadata.version("torch").partition("+")[0]
 PATH = path_of(INSTALLED)
 RECORDED = load(PATH)
