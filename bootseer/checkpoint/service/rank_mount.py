@@ -104,7 +104,8 @@ class RankMount:
         status = None
         lines, self._lines = self._lines, None
         if lines is not None:
-            self._selector.unregister(lines.fd)
+            if lines.fd in self._selector.get_map():  # not if SIGTERM has come before its registration
+                self._selector.unregister(lines.fd)
             lines.close()
         process, self._process = self._process, None
         if process is not None:
