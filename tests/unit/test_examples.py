@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.campaign import IS_FULL
 from tests.examples import LEAST, SHARE, scale, scaled
 
+WANTED = {"none": scaled(100, SHARE), "own": scaled(80, SHARE)}
 tried: dict[str, int] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def so_many_are_tried() -> Iterator[None]:
+    """Of each property that has run, whichever were chosen and in whichever order."""
+    yield
+    assert tried == {name: WANTED[name] for name in tried}
 
 
 def test_a_share_of_what_is_asked_for() -> None:
@@ -26,19 +35,10 @@ def test_without_a_number(_value: int) -> None:
 
 
 class TestMethods:
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=80)
     @given(st.integers())
     def test_with_a_number(self, _value: int) -> None:
         tried["own"] = tried.get("own", 0) + 1
-
-
-def test_so_many_are_tried(request: pytest.FixtureRequest) -> None:
-    if not {"test_without_a_number", "test_with_a_number"} <= {item.name for item in request.session.items}:
-        pytest.skip("the tests above were not collected")
-    tried.clear()
-    test_without_a_number()
-    TestMethods().test_with_a_number()
-    assert tried == {"none": scaled(100, SHARE), "own": scaled(80, SHARE)}
 
 
 def test_it_is_done_once(request: pytest.FixtureRequest) -> None:
