@@ -24,7 +24,7 @@ from tests.testing.minihdfs import DataNode, MiniHdfs
 
 pytestmark = pytest.mark.slow
 
-# A stall (1.5 s), an answer (0.7 s) and a connection (5 s) that do not come, and a busy machine; HDFS waits 60 s.
+# HDFS's own client waits 60 s. On a busy machine DataNodes that are well stall, too, 1.5 s each.
 LATE_S = 10.0
 LIMIT_S = 40.0  # for writes: the timeout of the store, and one more try of a part
 BLOCK_BYTES = 4 << 20  # of the shared cluster as well
