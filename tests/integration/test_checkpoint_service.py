@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import random
@@ -291,6 +292,46 @@ def test_what_another_node_does_not_see_yet_is_waited_for(service: Start, tmp_pa
     hidden.rename(directory / "step-30")
     answer = running.hear("ready", "direct")
     assert answer["did"] == "ready" and Path(answer["path"], "model.bin").read_bytes() == DATA[:30]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("Ignoring()", id="where-exceptions-are-ignored"),
+        pytest.param("os.fork = lambda: (pid := fork()) and (stop() or pid)", id="at-a-fork"),
+        pytest.param("stop()", id="in-a-request"),
+    ],
+)
+def test_it_ends_on_sigterm_wherever_that_comes(where: str, tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from bootseer.checkpoint.service import service
+fork, receive = os.fork, service.CheckpointService._receive_requests
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+class Ignoring:
+    def __del__(self):
+        stop()
+        for _ in range(100): pass
+def received(self):
+    {where}
+    receive(self)
+service.CheckpointService._receive_requests = received
+service.main()
+"""
+    (tmp_path / "model.bin").write_bytes(DATA[:30])
+    running = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert running.stdin is not None and running.stderr is not None
+    with running.stdin, running.stderr:
+        for order in ({"do": "start", "url": f"{tmp_path}/model.bin", "memory_bytes": None}, {"do": "resolve"}):
+            running.stdin.write(json.dumps(order).encode() + b"\n")
+        assert running.wait(LIMIT_S) == 0
+        assert running.stderr.read() == b""
+    assert os.listdir(tmp_path) == ["model.bin"]
 
 
 def test_a_client_that_lies_only_loses_its_connection(service: Start, attach: Attach, tmp_path: Path) -> None:

@@ -178,8 +178,7 @@ def end_child(child: Child, selector: selectors.BaseSelector, *, may_leave: bool
     Args: may_leave: one that waits in the kernel, for a file server, is left behind. Not a child that fills the
         arena: its last read may still write there, after the memory has been given to another version.
     """
-    if child.lines.fd in selector.get_map():  # not if SIGTERM has come between its fork and its registration
-        selector.unregister(child.lines.fd)
+    selector.unregister(child.lines.fd)
     child.lines.close()
     try:
         os.kill(child.pid, signal.SIGKILL)

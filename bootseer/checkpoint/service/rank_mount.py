@@ -104,8 +104,7 @@ class RankMount:
         status = None
         lines, self._lines = self._lines, None
         if lines is not None:
-            if lines.fd in self._selector.get_map():  # not if SIGTERM has come before its registration
-                self._selector.unregister(lines.fd)
+            self._selector.unregister(lines.fd)
             lines.close()
         process, self._process = self._process, None
         if process is not None:

@@ -83,6 +83,10 @@ class CheckpointService:
         self._loader = Loader(self._directory, self._selector, self._fork, self._answers)
         self._is_over = False
 
+    def stop(self) -> None:
+        """Make `run` end; a signal handler may call it."""
+        self._is_over = True
+
     def say(self, line: str) -> None:
         """Report a line to the user; this process logs with it."""
         self._answers.say(line)
@@ -92,6 +96,11 @@ class CheckpointService:
     def run(self) -> None:
         try:
             self._selector.register(self._launcher.fd, selectors.EVENT_READ, self._receive_requests)
+            # A signal ends the wait. A handler that raises would do so also where exceptions are ignored.
+            woken, waker = socket.socketpair()
+            waker.setblocking(False)
+            signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+            self._selector.register(woken.fileno(), selectors.EVENT_READ, lambda: woken.recv(1 << 8))
             while not self._is_over:
                 for key, _ in self._selector.select(1.0):
                     # An earlier event may have closed it, and its number may be reused.
@@ -176,6 +185,7 @@ class CheckpointService:
     def _be_child(self) -> None:
         """Close the service's connections in a child: otherwise ranks and bootrun would not see it end."""
         send_to(None)
+        signal.set_wakeup_fd(-1)
         close_inherited(self._selector)
         self._launcher.close()
 
@@ -188,17 +198,12 @@ def main() -> NoReturn:
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # bootrun decides
 
-    def leave(_signum: int, _frame: object) -> None:
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, leave)
     status = 0
     try:
         service = CheckpointService(take_streams())
+        signal.signal(signal.SIGTERM, lambda *_: service.stop())
         send_to(service.say)
         service.run()
-    except SystemExit:
-        pass
     except CheckpointError as error:
         print(f"bootseer: error: {error}", file=sys.stderr)
         status = 1

@@ -83,14 +83,6 @@ def test_a_child_that_waits_in_the_kernel_does_not_block_the_service(stuck: Chil
         assert not selector.get_map()
 
 
-def test_a_child_is_ended_that_sigterm_has_met_before_its_registration() -> None:
-    with selectors.DefaultSelector() as selector:
-        child = fork_child(lambda connection: connection.recv(1), lambda: None)
-        end_child(child, selector)
-        with pytest.raises(ProcessLookupError):
-            os.kill(child.pid, 0)
-
-
 def test_a_child_has_no_part_in_the_connections_of_the_service() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with selectors.DefaultSelector() as selector, theirs:

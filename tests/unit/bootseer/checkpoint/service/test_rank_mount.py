@@ -108,12 +108,6 @@ def test_why_there_is_none(how: str, setting: Setting) -> None:
     assert path == "" and why and not setting.lost
 
 
-def test_the_mount_ends_that_sigterm_has_met_before_its_registration(setting: Setting) -> None:
-    setting.selector.unregister(next(iter(setting.selector.get_map())))
-    setting.mount.end()
-    assert not setting.lost
-
-
 def test_a_process_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_process(*_args: object, **_more: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
