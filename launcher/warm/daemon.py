@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -55,7 +55,7 @@ class Daemon:
         self._holding: dict[str, subprocess.Popen[bytes]] = {}  # workers with a checkpoint in memory, by file
         self._held: dict[str, str] = {}  # digest of the checkpoint, by file
         self._stuck: list[tuple[str, subprocess.Popen[bytes]]] = []  # workers that no signal ends, with their file
-        self._state = "starting"
+        self._received: Sequence[int] = ()  # signals
 
     def run(self) -> int:
         """Run until a signal, with --once for one round. Returns: the exit status. Raises: ConfigError."""
@@ -64,7 +64,7 @@ class Daemon:
             stack.enter_context(_alone(os.path.join(self._directory, LOCK)))
             stack.callback(_remove, os.path.join(self._directory, STATUS))
             stack.callback(self._end_sandboxes)
-            stack.enter_context(_signals())
+            self._received = stack.enter_context(_signals())
             try:
                 return self._run()
             except SignalReceivedError:
@@ -72,7 +72,7 @@ class Daemon:
         raise AssertionError("it returns above")
 
     def _run(self) -> int:
-        while True:
+        while not self._received:
             files = {each.name: each for each in self._look()}
             name = self._rounds.choose(time.monotonic())
             if not name:
@@ -92,6 +92,7 @@ class Daemon:
                 self._say(f"{name}: {why}")
             now_s = time.monotonic()
             self._rounds.ended(name, now_s, time.time(), now_s - began_s, stages, why)
+        return 0
 
     def _end_sandboxes(self, *names: str) -> None:
         """End the workers that hold checkpoints of these files; of all files if none is named."""
@@ -252,18 +253,23 @@ def _alone(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Raise EndedError at the first signal of _ENDS; ignore SIGHUP, which a closed terminal sends."""
+def _signals() -> Iterator[Sequence[int]]:
+    """Raise SignalReceivedError at the first signal of _ENDS; ignore SIGHUP, which a closed terminal sends.
 
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        for signum in _ENDS:
-            signal.signal(signum, signal.SIG_IGN)  # it is ending
+    Yields: what was received, as the exception is lost where Python ignores exceptions.
+    """
+    received: list[int] = []
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
+        for each in _ENDS:
+            signal.signal(each, signal.SIG_IGN)  # it is ending
         raise SignalReceivedError
 
     before = {signum: signal.signal(signum, stop) for signum in _ENDS}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        yield
+        yield received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.warm import answers, daemon
-from launcher.warm.daemon import Daemon
+from launcher.warm.daemon import Daemon, SignalReceivedError
+from launcher.warm.jobs import JobFile
 from launcher.warm.options import Options
 from launcher.warm.results import STAGES
 
@@ -92,6 +93,28 @@ def test_invalid_progress_is_not_shown(run: Run, said: Said) -> None:
     sent = "; ".join(f"send('progress', stage={each[0]!r}, done={each[1]}, total={each[2]})" for each in bad)
     assert run(a=f"{sent}; {DONE}") == 0
     assert (said, said.shown) == ([], [])
+
+
+def test_a_signal_ends_it_also_where_exceptions_are_ignored(
+    run: Run, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ignoring:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(100):
+                pass
+
+    work, ignored = Daemon._work, list[object]()
+
+    def work_on(self: Daemon, file: JobFile) -> object:
+        Ignoring()
+        return work(self, file)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: ignored.append(found.exc_type))
+    monkeypatch.setattr(Daemon, "_work", work_on)
+    told = f"send('said', text='a line'); {DONE}"
+    assert run(a=told, b=told) == 0
+    assert (said, ignored) == (["a.toml: a line"], [SignalReceivedError])
 
 
 def test_control_characters_do_not_reach_the_terminal(run: Run, said: Said) -> None:
