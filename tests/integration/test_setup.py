@@ -110,6 +110,40 @@ def test_what_pip_leaves_is_compiled_before_ranks_start(machine: Machine, start:
     assert len(compiled[1]) == 6 and compiled[1] == compiled[2]
 
 
+def test_compilation_counts_as_set_up(machine: Machine, start: Start, tmp_path: Path) -> None:
+    """Bootseer compiles what pip would have compiled, so the duration of set-up includes it."""
+    make_wheel(machine.wheels, "small", "1.0", files={f"small/part{n}.py": f"X = {n}\n" for n in range(5)})
+    machine.counts = False
+    python, took = machine.venv / "bin" / "python", tmp_path / "took"
+    real = python.with_name("python-real")
+    python.rename(real)
+    python.write_text(
+        f"""#!{sys.executable} -IS
+import os, subprocess, sys, time
+words = ["{real}", *sys.argv[1:]]
+names = " ".join(map(os.path.basename, words))
+kind = "compile" if "compile_list.py" in names else "pip" if "pip" in names else ""
+if not kind:
+    os.execv(words[0], words)
+began_s = time.monotonic()
+if kind == "compile":
+    time.sleep(1)  # a slow compiler, as with gigabytes of packages
+status = subprocess.call(words)
+with open("{took}", "a") as file:
+    file.write(f"{{kind}} {{time.monotonic() - began_s}}\\n")
+sys.exit(status)
+"""
+    )
+    python.chmod(0o755)
+    job = start(*UNPACK).wait(DEADLINE_S)
+    assert job.status == 0, job.stderr
+    services_end()
+    took_s = dict(line.split() for line in took.read_text().splitlines())
+    assert took_s.keys() == {"compile", "pip"} and float(took_s["compile"]) >= 1
+    span = setup_span(tmp_path / "logs1")
+    assert float(str(span.attrs["setup_s"])) >= sum(map(float, took_s.values())), took_s
+
+
 def test_breakdown_names_set_up(machine: Machine, start: Start, tmp_path: Path) -> None:
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
     spans = {event.name: event.stage for event in agent_events(tmp_path / "logs1") if event.kind == "begin"}

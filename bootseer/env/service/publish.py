@@ -55,7 +55,7 @@ def publish(
 ) -> PublishResult:
     """Publish an environment. Return what is in the store now.
 
-    Args: setup_s: duration of the commands. is_urgent: other nodes wait; otherwise runs at idle priority.
+    Args: setup_s: duration of set-up. is_urgent: other nodes wait; otherwise runs at idle priority.
         replaces: the generation of a damaged snapshot.
     Raises: SourceChanged, CaptureRefused, ConfigError, StorageError, IntegrityError: nothing was published.
     """

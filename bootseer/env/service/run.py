@@ -35,7 +35,7 @@ class SetupRun(NamedTuple):
     """A successful set-up."""
 
     capture: Capture | str  # or why the changes are unknown
-    setup_s: float
+    setup_s: float  # the commands, and the compilation of what pip has installed
 
 
 class Runner:
@@ -60,8 +60,12 @@ class Runner:
         look_s = time.monotonic() - began_s
         of_pip = pip_bytecode.variables(spec.commands, environ, job.inside, only_installs=keyed.only_installs)
         done = self._run_commands(environ | of_pip, planned)
-        if of_pip and (why := self._compile(planned, environ)):
-            _log.warning("compiling after set-up disabled: %s; each rank compiles what it imports", why)
+        setup_s = done.took_s
+        if of_pip:  # part of set-up, as pip would have done it
+            began_s = time.monotonic()
+            if why := self._compile(planned, environ):
+                _log.warning("compiling after set-up disabled: %s; each rank compiles what it imports", why)
+            setup_s += time.monotonic() - began_s
         if done.left_running:
             _log.info(
                 "set-up left processes running, which were ended: %s", ", ".join(done.left_running[:MAX_NAMED])
@@ -94,8 +98,8 @@ class Runner:
             if changes.outside and publishes:
                 self._warn_of(changes.outside)
         job.is_publishing = isinstance(capture, Capture) and publishes
-        job.ready("installed", "", setup_s=done.took_s, capture_s=look_s)
-        return SetupRun(capture, done.took_s)
+        job.ready("installed", "", setup_s=setup_s, capture_s=look_s)
+        return SetupRun(capture, setup_s)
 
     def run_plainly(self, why: str) -> None:
         """Run the commands only. Raises: SetupFailed, and other errors that end the job."""

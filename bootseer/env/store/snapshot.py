@@ -42,7 +42,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     targets: list[str]  # absolute directories; "0", "1", ... in the tree's root
     created_s: float  # since the epoch
     expires_s: float | None  # since the epoch; None: never
-    setup_s: float  # duration of the set-up commands
+    setup_s: float  # duration of the set-up commands, with the compilation of what pip has installed
     distributions: str  # SHA-256 of the list of distributions after set-up, "" if unknown
     python: str  # version of the target's interpreter, "" if unknown
     files: int  # regular files in the tree
