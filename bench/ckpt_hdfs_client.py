@@ -49,7 +49,7 @@ def write_concat(source: str, target: str) -> Timed:
     """One ordinary HDFS file by our writer: parts at once, then concat."""
     from bootseer import aio
     from bootseer.checkpoint.convert import opened
-    from bootseer.checkpoint.versions.striped import resolve
+    from bootseer.checkpoint.versions.resolve import resolve
     from bootseer.checkpoint.versions.version_input import inputs_of
     from bootseer.checkpoint.writing.plain_writer import write_plain as write_parts
 

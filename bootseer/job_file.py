@@ -151,7 +151,7 @@ def read_job_file(path: str, directory: str, shown: str = NAME) -> dict[str, Any
     """
     if path:
         return parse(_read_named(os.path.join(directory, path), path), path)
-    from bootseer.trust.unnamed import read_implicit_config
+    from bootseer.trust.implicit_config import read_implicit_config
 
     data = read_implicit_config(os.path.join(directory, NAME), shown, max_bytes=MAX_BYTES)
     return None if data is None else parse(data, shown)

@@ -138,7 +138,7 @@ class LaunchSpec(NamedTuple):
     def job_rules(self) -> JobRules:
         """Return the options that the job's state machine needs."""
         from launcher.coordinator.job import JobRules
-        from launcher.coordinator.policy import StepLimits
+        from launcher.coordinator.restart_policy import StepLimits
 
         static = self.backend == "static"
         return JobRules(

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bootseer import cache_folder as folders
-from bootseer.blocks.present import read_boot_id
-from bootseer.blocks.room import FULL_ERRNOS
+from bootseer.blocks.free_space import FULL_ERRNOS
+from bootseer.blocks.presence import read_boot_id
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import INDEX, LOCK, USE_BYTE, TreeFiles, open_files, size_on_disk, write_whole
 from bootseer.cache_folder import Limit

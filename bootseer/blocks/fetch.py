@@ -18,11 +18,11 @@ from itertools import count
 
 from bootseer import aio
 from bootseer.backoff import Backoff
-from bootseer.blocks.carrier import TRIES, BlockRequest, FailoverReader, InFlightBlock, StoreSources
-from bootseer.blocks.donors import DedupSources
+from bootseer.blocks.dedup_sources import DedupSources
+from bootseer.blocks.failover_reader import TRIES, BlockRequest, FailoverReader, InFlightBlock, StoreSources
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, MAX_GAP_BYTES, Span, StoredBlock, plan_spans
+from bootseer.blocks.stall_time import StallTime
 from bootseer.blocks.tree_cache import TreeCache
-from bootseer.blocks.waits import StallTime
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
 from bootseer.storage import Store
 from bootseer.storage.engine.bounce import BouncePool
@@ -54,7 +54,7 @@ class BlockFetcher:
         cache: TreeCache,
         stores: Sequence[Store],
         *,
-        donors: DedupSources | None = None,
+        dedup_sources: DedupSources | None = None,
         deadline_s: float = DEADLINE_S,
         again_s: float = AGAIN_S,
         max_gap_bytes: int = MAX_GAP_BYTES,
@@ -64,7 +64,7 @@ class BlockFetcher:
         self.index, self.cache = index, cache
         self.waits = StallTime()
         self._sources = StoreSources(stores)
-        self._dedup_sources = donors
+        self._dedup_sources = dedup_sources
         self._is_building = asyncio.Lock()
         self._deadline_s = deadline_s
         self._again_s = min(again_s, deadline_s)
@@ -158,8 +158,8 @@ class BlockFetcher:
     def release_dedup_sources(self) -> None:
         """Release the other trees, so that they can be evicted."""
         if self._dedup_sources is not None:
-            donors, self._dedup_sources = self._dedup_sources, None
-            donors.close()
+            dedup_sources, self._dedup_sources = self._dedup_sources, None
+            dedup_sources.close()
 
     def statistics(self) -> dict[str, float]:
         """Return counts since it was made: blocks by origin, requests to stores, stall time of readers.
@@ -250,21 +250,21 @@ class BlockFetcher:
         left: list[int] = []
         memory = self._demand_memory if want.is_demand else self._prefetch_memory
         async with memory.lease() as buffer:
-            flights = self._start(span, want, joined, left)
+            in_flight = self._start(span, want, joined, left)
             try:
-                if flights:
+                if in_flight:
                     blocks = await self._copy_from_trees(
-                        [flight.block for flight in flights.values()], flights, want
+                        [flight.block for flight in in_flight.values()], in_flight, want
                     )
                     for part in self._replan(span, blocks):
                         view = buffer.view(part.offset, part.length)
-                        await self._reader.carry(part, view, flights, want)
+                        await self._reader.read(part, view, in_flight, want)
             except BootseerError as error:
-                for flight in flights.values():
+                for flight in in_flight.values():
                     flight.error = error if want.is_demand else None
                 raise
             finally:
-                for number, flight in flights.items():
+                for number, flight in in_flight.items():
                     self.cache.unlock(number)
                     if self._in_flight.get(number) is flight:
                         del self._in_flight[number]
@@ -278,7 +278,7 @@ class BlockFetcher:
         self, span: Span, want: BlockRequest, joined: list[InFlightBlock], left: list[int]
     ) -> dict[int, InFlightBlock]:
         """Decide which blocks this call fetches; return them, locked."""
-        flights: dict[int, InFlightBlock] = {}
+        in_flight: dict[int, InFlightBlock] = {}
         for block in span.blocks:
             number = block.number
             flight = self._in_flight.get(number)
@@ -297,9 +297,9 @@ class BlockFetcher:
             elif is_locked and not want.is_alone and self.cache.settle(number):
                 self.cache.unlock(number)
             else:
-                flights[number] = InFlightBlock(block, is_wanted=want.raws is not None)
-        self._in_flight.update(flights)
-        return flights
+                in_flight[number] = InFlightBlock(block, is_wanted=want.raws is not None)
+        self._in_flight.update(in_flight)
+        return in_flight
 
     async def _join(self, flight: InFlightBlock, want: BlockRequest) -> bool:
         """Wait for an in-flight block; return False when it was not fetched."""
@@ -325,25 +325,29 @@ class BlockFetcher:
         return plan_spans(self.index, numbers, span_bytes=COLD_SPAN_BYTES, max_gap_bytes=self._max_gap_bytes)
 
     async def _copy_from_trees(
-        self, blocks: list[StoredBlock], flights: dict[int, InFlightBlock], want: BlockRequest
+        self, blocks: list[StoredBlock], in_flight: dict[int, InFlightBlock], want: BlockRequest
     ) -> list[StoredBlock]:
         """Copy the blocks that other trees have. Returns: the remaining ones."""
-        donors = self._dedup_sources
-        if donors is None or not donors.is_built or not any(donors.has(block.number) for block in blocks):
+        dedup_sources = self._dedup_sources
+        if (
+            dedup_sources is None
+            or not dedup_sources.is_built
+            or not any(dedup_sources.has(block.number) for block in blocks)
+        ):
             return blocks
         raws: dict[int, memoryview] = {}
         refused: list[int] = []
 
         def copy() -> None:
             for block in blocks:
-                raw = donors.try_read(block.number, block.raw_bytes)
+                raw = dedup_sources.try_read(block.number, block.raw_bytes)
                 if raw is not None:
                     raws[block.number] = raw
                     if want.keeps and not self.cache.fill(block.number, raw):
                         refused.append(block.number)
 
         await aio.run_io(copy)
-        self._deliver(raws, refused, flights, want)
+        self._deliver(raws, refused, in_flight, want)
         self._counts["donated_blocks"] += len(raws)
         return [block for block in blocks if block.number not in raws]
 
@@ -351,12 +355,12 @@ class BlockFetcher:
         self,
         raws: dict[int, memoryview],
         refused: list[int],
-        flights: dict[int, InFlightBlock],
+        in_flight: dict[int, InFlightBlock],
         want: BlockRequest,
     ) -> None:
         """Hand out received blocks; those that the cache refused stay in memory for a while."""
         for number, raw in raws.items():
-            flights[number].raw = raw
+            in_flight[number].raw = raw
             if want.raws is not None:
                 want.raws[number] = raw
         for number in refused:

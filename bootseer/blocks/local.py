@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import TREES, Cache
-from bootseer.blocks.donors import DedupSources
+from bootseer.blocks.dedup_sources import DedupSources
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import StorageError
 from bootseer.logs import get_logger
@@ -25,10 +25,12 @@ _log = get_logger(__name__)
 
 
 class LocalBlocks:
-    """Blocks from `cache`, from `donors`, else from `others`. For any number of threads."""
+    """Blocks from `cache`, from `dedup_sources`, else from `others`. For any number of threads."""
 
-    def __init__(self, index: Index, cache: TreeCache | None, donors: DedupSources, others: BlockSource) -> None:
-        self._index, self._cache, self._dedup_sources, self._others = index, cache, donors, others
+    def __init__(
+        self, index: Index, cache: TreeCache | None, dedup_sources: DedupSources, others: BlockSource
+    ) -> None:
+        self._index, self._cache, self._dedup_sources, self._others = index, cache, dedup_sources, others
 
     def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes | memoryview]]:
         """Yield blocks, those of this node first. Raises: as `others`."""
@@ -61,7 +63,7 @@ def open_local(cache: Cache, digest: str, index: Index, others: BlockSource) -> 
                 kept = stack.enter_context(cache.open_tree(digest, index.block_count, is_guest=True))
             except StorageError as error:
                 _log.info("cached blocks are not used: %s", error)
-        donors = DedupSources(cache, digest, index)
-        stack.callback(donors.close)
-        donors.build()
-        yield LocalBlocks(index, kept, donors, others)
+        dedup_sources = DedupSources(cache, digest, index)
+        stack.callback(dedup_sources.close)
+        dedup_sources.build()
+        yield LocalBlocks(index, kept, dedup_sources, others)

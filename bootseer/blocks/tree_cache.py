@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from bootseer import crc
-from bootseer.blocks.present import ABSENT, HEADER_BYTES, PRESENT, encode_saved
-from bootseer.blocks.room import FULL_ERRNOS, FreeSpace, FreeSpaceCall
+from bootseer.blocks.free_space import FULL_ERRNOS, FreeSpace, FreeSpaceCall
+from bootseer.blocks.presence import ABSENT, HEADER_BYTES, PRESENT, encode_saved
 from bootseer.blocks.spans import runs_of
 from bootseer.blocks.tree_files import (
     BLOCK_CHECKSUMS,

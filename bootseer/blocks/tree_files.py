@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bootseer.blocks.present import HEADER_BYTES, decode_saved, is_of_boot, make_header
+from bootseer.blocks.presence import HEADER_BYTES, decode_saved, is_of_boot, make_header
 from bootseer.linux.locks import unlock, wait_lock
 from bootseer.tree.index import BLOCK_BYTES
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.checkpoint.io.inputs import Input
 from bootseer.checkpoint.opening import store_at
-from bootseer.checkpoint.versions.striped import Pinned, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, resolve
 from bootseer.checkpoint.versions.version_input import inputs_of
 from bootseer.checkpoint.writing.plain_writer import refuse_existing, write_plain
 from bootseer.checkpoint.writing.writer import Geometry, default_geometry, write_version

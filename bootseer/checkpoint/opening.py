@@ -23,7 +23,7 @@ from bootseer.storage.paths import is_chained, redact, scheme_of
 from bootseer.storage.protocol import Stat, Store
 
 if TYPE_CHECKING:
-    from bootseer.checkpoint.versions.striped import Pinned
+    from bootseer.checkpoint.versions.resolve import Pinned
 
 CALLS = 16  # at once
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -189,7 +189,7 @@ def open_job(job: Job, verify: str | None) -> Source:
 
 def _open_pinned(url: str, verify: str | None, version: str, digest: str) -> Source:
     from bootseer import aio
-    from bootseer.checkpoint.versions.striped import pin
+    from bootseer.checkpoint.versions.resolve import pin
 
     store, path = store_at(url)
     return _to_source(url, store, aio.run_sync(_or_close(store, pin(store, path, version, digest))), verify)
@@ -200,7 +200,7 @@ def _open_index(url: str, verify: str | None) -> OpenedSource:
     from bootseer import aio
     from bootseer.checkpoint.format.tensor_index import MAX_INDEX_BYTES, parse_weight_map
     from bootseer.checkpoint.io.direct import plain_file
-    from bootseer.checkpoint.versions.striped import PLAIN, Pinned, read_small
+    from bootseer.checkpoint.versions.resolve import PLAIN, Pinned, read_small
 
     store, index = store_at(url)
 
@@ -262,7 +262,7 @@ def _is_directory(url: str) -> bool:
 def _resolve(url: str, verify: str | None, version: str | None, is_striped: bool = False) -> Source:
     from bootseer import aio
     from bootseer.checkpoint.format.manifest import directory_of, is_version
-    from bootseer.checkpoint.versions.striped import resolve
+    from bootseer.checkpoint.versions.resolve import resolve
 
     if version is not None and not is_version(version):
         raise ConfigError(f"version={version[:80]!r} is not a version; list them with bootseer ckpt ls")
@@ -274,7 +274,7 @@ def _resolve(url: str, verify: str | None, version: str | None, is_striped: bool
 def _to_source(url: str, store: Store, pinned: Pinned, verify: str | None) -> Source:
     from bootseer import aio
     from bootseer.checkpoint.io.direct import SAMPLED, UNITS, DirectSource
-    from bootseer.checkpoint.versions.striped import STRIPED
+    from bootseer.checkpoint.versions.resolve import STRIPED
 
     path = local_path(url)
     local = None if path is None else _map_local(path, pinned)
@@ -295,7 +295,7 @@ def _to_source(url: str, store: Store, pinned: Pinned, verify: str | None) -> So
 
 def _map_local(path: str, pinned: Pinned) -> LocalSource:
     """Return the files that are in one piece."""
-    from bootseer.checkpoint.versions.striped import STRIPED
+    from bootseer.checkpoint.versions.resolve import STRIPED
 
     root = os.path.dirname(path)
     found: dict[str, LocalFile] = {}

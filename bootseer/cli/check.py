@@ -19,8 +19,8 @@ from bootseer.cli.check_pairs import measure, serve
 from bootseer.cli.image_words import Json
 from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
-from bootseer.health.door import HostInterface
 from bootseer.health.finding import BAD, OK, UNKNOWN, Finding, worst
+from bootseer.health.host_interface import HostInterface
 from bootseer.health.options import Options, read_options, split_path
 from bootseer.health.runner import run_tasks
 from bootseer.job_file import read_job_file

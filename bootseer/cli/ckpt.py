@@ -18,7 +18,7 @@ from bootseer import aio
 from bootseer.checkpoint import convert
 from bootseer.checkpoint.io.inputs import Input
 from bootseer.checkpoint.versions.pinned import NoCompleteCheckpoint
-from bootseer.checkpoint.versions.striped import Pinned, list_versions, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, list_versions, resolve
 from bootseer.checkpoint.versions.verify import verify as verify_version
 from bootseer.checkpoint.versions.version_input import inputs_of
 from bootseer.cli import running

@@ -1,4 +1,4 @@
-"""The list of checks; each reads facts through the host interface (`door`) and returns findings.
+"""The list of checks; each reads facts through the host interface (`system`) and returns findings.
 
 In: a request. Out: tasks for the runner, one for each object that may hang by itself;
 docs/guide/checks.md lists all.
@@ -13,10 +13,10 @@ from functools import partial
 from typing import NamedTuple
 
 from bootseer.errors import UsageError
-from bootseer.health import accelerators, host, kernel_lines, network, nvml, own, storage
+from bootseer.health import accelerators, host, kernel_lines, network, nvml, storage, user_check
 from bootseer.health import host_facts as facts
-from bootseer.health.door import HostInterface
 from bootseer.health.finding import FAIL, OK, Finding
+from bootseer.health.host_interface import HostInterface
 from bootseer.health.limits import Limits
 from bootseer.health.network_facts import read_links, read_rates
 from bootseer.health.runner import Task
@@ -61,70 +61,72 @@ def _one(
     look: Callable[[HostInterface, Request], list[Finding]],
 ) -> Callable[[HostInterface, Request], Iterable[_Part]]:
     """Return the maker of a check that is one task, of the node."""
-    return lambda door, request: [("", partial(look, door, request))]
+    return lambda system, request: [("", partial(look, system, request))]
 
 
 _Part = tuple[str, Callable[[], list[Finding]]]
 
 
-def _memory(door: HostInterface, request: Request) -> list[Finding]:
-    return host.judge_memory(read_memory(door.root), request.limits)
+def _memory(system: HostInterface, request: Request) -> list[Finding]:
+    return host.judge_memory(read_memory(system.root), request.limits)
 
 
-def _cgroup(door: HostInterface, request: Request) -> list[Finding]:
-    return host.judge_cgroups(facts.read_cgroups(door), door.cpus(), request.limits)
+def _cgroup(system: HostInterface, request: Request) -> list[Finding]:
+    return host.judge_cgroups(facts.read_cgroups(system), system.cpus(), request.limits)
 
 
-def _files(door: HostInterface, request: Request) -> list[Finding]:
-    return host.judge_files(facts.read_files(door), facts.read_descriptors(door, request.ancestor), request.limits)
+def _files(system: HostInterface, request: Request) -> list[Finding]:
+    return host.judge_files(
+        facts.read_files(system), facts.read_descriptors(system, request.ancestor), request.limits
+    )
 
 
-def _clock(door: HostInterface, request: Request) -> list[Finding]:
-    has_timesync = door.exists("run/systemd/timesync/synchronized")
-    return host.judge_clock(door.clock(), has_timesync, request.limits)
+def _clock(system: HostInterface, request: Request) -> list[Finding]:
+    has_timesync = system.exists("run/systemd/timesync/synchronized")
+    return host.judge_clock(system.clock(), has_timesync, request.limits)
 
 
-def _kernel_log(door: HostInterface, request: Request) -> list[Finding]:
-    return kernel_lines.judge(door.kernel_log(request.log_hours), request.log_hours)
+def _kernel_log(system: HostInterface, request: Request) -> list[Finding]:
+    return kernel_lines.judge(system.kernel_log(request.log_hours), request.log_hours)
 
 
-def _disks(door: HostInterface, _request: Request) -> list[Finding]:
-    return host.judge_disks(facts.read_disks(door))
+def _disks(system: HostInterface, _request: Request) -> list[Finding]:
+    return host.judge_disks(facts.read_disks(system))
 
 
-def _shared_memory(door: HostInterface, request: Request) -> list[Finding]:
-    return host.judge_shared_memory(door.room(door.at("dev/shm")), request.limits)
+def _shared_memory(system: HostInterface, request: Request) -> list[Finding]:
+    return host.judge_shared_memory(system.room(system.at("dev/shm")), request.limits)
 
 
-def _network(door: HostInterface, request: Request) -> list[Finding]:
-    links = read_links(door)
-    rates = read_rates(door, links, request.interval_s) if request.interval_s > 0 else {}
+def _network(system: HostInterface, request: Request) -> list[Finding]:
+    links = read_links(system)
+    rates = read_rates(system, links, request.interval_s) if request.interval_s > 0 else {}
     return network.judge_links(links, rates, request.nics, request.limits)
 
 
-def _names(door: HostInterface, request: Request) -> list[Finding]:
-    return host.judge_lookup(*door.name_lookup(), request.limits)
+def _names(system: HostInterface, request: Request) -> list[Finding]:
+    return host.judge_lookup(*system.name_lookup(), request.limits)
 
 
-def _accelerators(door: HostInterface, request: Request) -> list[Finding]:
+def _accelerators(system: HostInterface, request: Request) -> list[Finding]:
     try:
-        gpus = nvml.read_gpus(door.nvml)
+        gpus = nvml.read_gpus(system.nvml)
     except nvml.NvmlError as error:
         # Images include the library also on nodes that have no such device.
         is_absent = not error.code or (
-            error.code == _DRIVER_NOT_LOADED and not door.exists("proc/driver/nvidia/version")
+            error.code == _DRIVER_NOT_LOADED and not system.exists("proc/driver/nvidia/version")
         )
         if not is_absent:
             return accelerators.judge_driver(str(error))
-        has_other = door.exists("dev/kfd") or bool(door.names("dev/accel"))
+        has_other = system.exists("dev/kfd") or bool(system.names("dev/accel"))
         return accelerators.judge_missing_library(request.expect_gpus, str(error), has_other)
-    own_pids = facts.find_descendants(door, {pid for gpu in gpus for pid in gpu.processes}, request.ancestor)
+    own_pids = facts.find_descendants(system, {pid for gpu in gpus for pid in gpu.processes}, request.ancestor)
     return accelerators.judge_gpus(gpus, request.expect_gpus, own_pids, request.limits)
 
 
-def _mounts(door: HostInterface, request: Request) -> Iterable[_Part]:
+def _mounts(system: HostInterface, request: Request) -> Iterable[_Part]:
     """Yield tasks for file systems that a server or a process serves, one each."""
-    mounts = facts.read_mounts(door)
+    mounts = facts.read_mounts(system)
     remote = [mount for mount in mounts if is_remote_kind(mount.kind)]
 
     def local() -> list[Finding]:
@@ -135,26 +137,26 @@ def _mounts(door: HostInterface, request: Request) -> Iterable[_Part]:
         return found or [Finding("mounts", OK, f"the kernel has made none of {len(mounts)} read-only")]
 
     def answer(mount: facts.Mount) -> list[Finding]:
-        began_s = door.now_s()
+        began_s = system.now_s()
         try:
-            door.room(door.at(mount.point))
+            system.room(system.at(mount.point))
         except OSError as error:
-            if all(each.point != mount.point for each in facts.read_mounts(door)):
+            if all(each.point != mount.point for each in facts.read_mounts(system)):
                 return [Finding("mounts", OK, f"{mount.kind} was unmounted during the check", mount.point)]
             if error.errno not in _ANSWERED_ERRORS:
                 what, way_out = f"{mount.kind}: {error.strerror}", "remount it, or check its server"
                 return [Finding("mounts", FAIL, what, mount.point, way_out=way_out)]
-        return host.judge_answer(mount.point, mount.kind, door.now_s() - began_s, request.limits)
+        return host.judge_answer(mount.point, mount.kind, system.now_s() - began_s, request.limits)
 
     yield "", local
     for mount in remote[:MAX_MOUNTS]:
         yield mount.point, partial(answer, mount)
 
 
-def _space(door: HostInterface, request: Request) -> Iterable[_Part]:
+def _space(system: HostInterface, request: Request) -> Iterable[_Part]:
     def look(path: Path) -> list[Finding]:
         try:
-            room = door.room(path.path)
+            room = system.room(path.path)
         except OSError as error:
             way_out = "name an existing path, or mount it"
             return [Finding("space", FAIL, error.strerror or "does not answer", path.path, way_out=way_out)]
@@ -163,9 +165,9 @@ def _space(door: HostInterface, request: Request) -> Iterable[_Part]:
     return [(path.path, partial(look, path)) for path in request.paths]
 
 
-def _storage(door: HostInterface, request: Request) -> Iterable[_Part]:
+def _storage(system: HostInterface, request: Request) -> Iterable[_Part]:
     def look(path: Path) -> list[Finding]:
-        return storage.judge_storage(path.path, probe(door, path.path, path.is_written), request.limits)
+        return storage.judge_storage(path.path, probe(system, path.path, path.is_written), request.limits)
 
     return [(path.path, partial(look, path)) for path in request.paths if path.is_probed]
 
@@ -199,13 +201,15 @@ def choose(only: Iterable[str]) -> list[str]:
     return names
 
 
-def make_tasks(door: HostInterface, request: Request, names: Iterable[str]) -> list[Task]:
+def make_tasks(system: HostInterface, request: Request, names: Iterable[str]) -> list[Task]:
     tasks = []
     for name in names:
         if name == OWN:
-            tasks += [Task(own.name_of(path), path, partial(own.run_own, path)) for path in request.own]
+            tasks += [
+                Task(user_check.name_of(path), path, partial(user_check.run_own, path)) for path in request.own
+            ]
         else:
-            tasks += [Task(name, where, run) for where, run in CHECKS[name].make(door, request)]
+            tasks += [Task(name, where, run) for where, run in CHECKS[name].make(system, request)]
     return tasks
 
 

@@ -9,8 +9,8 @@ from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, if_below, 
 from bootseer.health.limits import Limits
 
 if TYPE_CHECKING:
-    from bootseer.health.door import ClockState, FileSystemSpace
     from bootseer.health.host_facts import CgroupLevel, DescriptorFact, DiskFact, FileFacts, Mount
+    from bootseer.health.host_interface import ClockState, FileSystemSpace
     from bootseer.linux.cgroups import Memory
 
 _LOCKED_ENOUGH_BYTES = 64 << 30  # an InfiniBand library pins what it sends

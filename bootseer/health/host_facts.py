@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bootseer.health.door import HostInterface
+from bootseer.health.host_interface import HostInterface
 from bootseer.linux.cgroups import levels
 
 _MAX_ANCESTORS = 64
@@ -55,10 +55,10 @@ class Mount(NamedTuple):
     is_read_only_below: bool  # the file system itself
 
 
-def read_cgroups(door: HostInterface) -> list[CgroupLevel]:
+def read_cgroups(system: HostInterface) -> list[CgroupLevel]:
     """Return the cgroups of this process and those above them, both versions."""
     found = []
-    for line in door.text("proc/self/cgroup").splitlines():
+    for line in system.text("proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         wanted = controllers.split(",")
@@ -70,49 +70,49 @@ def read_cgroups(door: HostInterface) -> list[CgroupLevel]:
         else:
             continue
         for mount in mounts:
-            found += [_level(door, directory) for directory in levels(door.at(mount), path)]
+            found += [_level(system, directory) for directory in levels(system.at(mount), path)]
     return found
 
 
-def _level(door: HostInterface, full: str) -> CgroupLevel:
-    directory = full.removeprefix(door.root.rstrip("/"))
+def _level(system: HostInterface, full: str) -> CgroupLevel:
+    directory = full.removeprefix(system.root.rstrip("/"))
     stat = {
         words[0]: int(words[1])
-        for line in door.text(f"{directory}/cpu.stat").splitlines()
+        for line in system.text(f"{directory}/cpu.stat").splitlines()
         if len(words := line.split()) == 2 and words[1].isdecimal()
     }
     return CgroupLevel(
         directory,
-        door.number(f"{directory}/pids.current"),
-        door.number(f"{directory}/pids.max"),
-        _quota(door, directory),
+        system.number(f"{directory}/pids.current"),
+        system.number(f"{directory}/pids.max"),
+        _quota(system, directory),
         stat.get("nr_periods", 0),
         stat.get("nr_throttled", 0),
     )
 
 
-def _quota(door: HostInterface, directory: str) -> float | None:
-    words = door.text(f"{directory}/cpu.max").split()
+def _quota(system: HostInterface, directory: str) -> float | None:
+    words = system.text(f"{directory}/cpu.max").split()
     if not words:
-        words = [door.text(f"{directory}/cpu.cfs_quota_us"), door.text(f"{directory}/cpu.cfs_period_us")]
+        words = [system.text(f"{directory}/cpu.cfs_quota_us"), system.text(f"{directory}/cpu.cfs_period_us")]
     if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
         return int(words[0]) / int(words[1])
     return None
 
 
-def read_files(door: HostInterface) -> FileFacts:
-    words = door.text("proc/sys/fs/file-nr").split()
+def read_files(system: HostInterface) -> FileFacts:
+    words = system.text("proc/sys/fs/file-nr").split()
     is_read = len(words) == 3 and all(word.isdecimal() for word in words)
     return FileFacts(
-        door.file_limit(),
+        system.file_limit(),
         int(words[0]) if is_read else None,
         int(words[2]) if is_read else None,
-        door.locked_limit_bytes(),
-        bool(door.names("sys/class/infiniband")),
+        system.locked_limit_bytes(),
+        bool(system.names("sys/class/infiniband")),
     )
 
 
-def read_descriptors(door: HostInterface, ancestor: int) -> list[DescriptorFact]:
+def read_descriptors(system: HostInterface, ancestor: int) -> list[DescriptorFact]:
     """Return descriptors of the descendants of a process; only children of main threads are found."""
     found = []
     waiting = [ancestor] if ancestor else []
@@ -120,48 +120,48 @@ def read_descriptors(door: HostInterface, ancestor: int) -> list[DescriptorFact]
         if not waiting:
             break
         pid = waiting.pop()
-        children = door.text(f"proc/{pid}/task/{pid}/children").split()
+        children = system.text(f"proc/{pid}/task/{pid}/children").split()
         waiting += [int(child) for child in children if child.isdecimal()]
-        limit = _OPEN_FILES.search(door.text(f"proc/{pid}/limits"))
-        used = len(door.names(f"proc/{pid}/fd"))
+        limit = _OPEN_FILES.search(system.text(f"proc/{pid}/limits"))
+        used = len(system.names(f"proc/{pid}/fd"))
         if limit is not None and used:
-            found.append(DescriptorFact(pid, door.text(f"proc/{pid}/comm"), used, int(limit[1])))
+            found.append(DescriptorFact(pid, system.text(f"proc/{pid}/comm"), used, int(limit[1])))
     return found
 
 
-def read_disks(door: HostInterface) -> list[DiskFact]:
+def read_disks(system: HostInterface) -> list[DiskFact]:
     """Return states of disks and controllers, error counts of file systems, and degraded arrays."""
     facts = []
-    for name in door.names("sys/block"):
-        state = door.text(f"sys/block/{name}/device/state")
+    for name in system.names("sys/block"):
+        state = system.text(f"sys/block/{name}/device/state")
         if state:
             facts.append(DiskFact(name, "state", state))
-        degraded = door.number(f"sys/block/{name}/md/degraded")
+        degraded = system.number(f"sys/block/{name}/md/degraded")
         if degraded is not None:
             facts.append(DiskFact(name, "degraded", str(degraded)))
     facts += [
         DiskFact(name, "state", state)
-        for name in door.names("sys/class/nvme")
-        if (state := door.text(f"sys/class/nvme/{name}/state"))
+        for name in system.names("sys/class/nvme")
+        if (state := system.text(f"sys/class/nvme/{name}/state"))
     ]
     facts += [
         DiskFact(name, "errors", str(count))
-        for name in door.names("sys/fs/ext4")
-        if (count := door.number(f"sys/fs/ext4/{name}/errors_count")) is not None
+        for name in system.names("sys/fs/ext4")
+        if (count := system.number(f"sys/fs/ext4/{name}/errors_count")) is not None
     ]
-    for pool in door.names("sys/fs/btrfs"):
-        for device in door.names(f"sys/fs/btrfs/{pool}/devinfo"):
-            text = door.text(f"sys/fs/btrfs/{pool}/devinfo/{device}/error_stats")
+    for pool in system.names("sys/fs/btrfs"):
+        for device in system.names(f"sys/fs/btrfs/{pool}/devinfo"):
+            text = system.text(f"sys/fs/btrfs/{pool}/devinfo/{device}/error_stats")
             if text:
                 count = sum(int(number) for number in re.findall(r"\d+", text))
                 facts.append(DiskFact(f"{pool}:{device}", "errors", str(count)))
     return facts
 
 
-def read_mounts(door: HostInterface) -> list[Mount]:
+def read_mounts(system: HostInterface) -> list[Mount]:
     """Return the mounts of this process; of stacked mounts the topmost."""
     found: dict[str, Mount] = {}
-    for line in door.text("proc/self/mountinfo").splitlines():
+    for line in system.text("proc/self/mountinfo").splitlines():
         before, dash, after = line.partition(" - ")
         fields, below = before.split(" "), after.split(" ")
         if dash and len(fields) >= 6 and len(below) >= 3:
@@ -170,16 +170,16 @@ def read_mounts(door: HostInterface) -> list[Mount]:
     return list(found.values())
 
 
-def find_descendants(door: HostInterface, pids: Iterable[int], ancestor: int) -> frozenset[int]:
+def find_descendants(system: HostInterface, pids: Iterable[int], ancestor: int) -> frozenset[int]:
     """Return those of `pids` that descend from `ancestor`."""
-    return frozenset(pid for pid in pids if ancestor and _descends(door, pid, ancestor))
+    return frozenset(pid for pid in pids if ancestor and _descends(system, pid, ancestor))
 
 
-def _descends(door: HostInterface, pid: int, ancestor: int) -> bool:
+def _descends(system: HostInterface, pid: int, ancestor: int) -> bool:
     for _ in range(_MAX_ANCESTORS):
         if pid == ancestor:
             return True
-        fields = door.text(f"proc/{pid}/stat").rpartition(")")[2].split()
+        fields = system.text(f"proc/{pid}/stat").rpartition(")")[2].split()
         if len(fields) < 2 or not fields[1].isdecimal():
             return False  # it has ended, or is of another PID namespace
         pid = int(fields[1])

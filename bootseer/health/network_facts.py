@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bootseer.health.door import HostInterface
+from bootseer.health.host_interface import HostInterface
 
 # Of damaged frames, or frames lost by the hardware. Frames dropped by a busy program (rx_dropped) are separate.
 ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors", "tx_carrier_errors")
@@ -36,17 +36,17 @@ class Link(NamedTuple):
     counters: Mapping[str, int]
 
 
-def read_links(door: HostInterface) -> list[Link]:
+def read_links(system: HostInterface) -> list[Link]:
     """Return hardware NICs (or virtual ones of a VM), bonds, those of the default route, and InfiniBand ports."""
-    return _nics(door) + _ports(door)
+    return _nics(system) + _ports(system)
 
 
-def read_rates(door: HostInterface, before: list[Link], seconds: float) -> dict[str, dict[str, float]]:
+def read_rates(system: HostInterface, before: list[Link], seconds: float) -> dict[str, dict[str, float]]:
     """Return the growth of counters per second, by link; reads them again after `seconds`."""
-    began_s = door.now_s()
-    door.sleep(seconds)
-    after = {link.name: link for link in read_links(door)}
-    elapsed_s = max(door.now_s() - began_s, 1e-6)
+    began_s = system.now_s()
+    system.sleep(seconds)
+    after = {link.name: link for link in read_links(system)}
+    elapsed_s = max(system.now_s() - began_s, 1e-6)
     return {
         link.name: {
             counter: max(0, after[link.name].counters[counter] - value) / elapsed_s  # counters may be reset
@@ -58,29 +58,29 @@ def read_rates(door: HostInterface, before: list[Link], seconds: float) -> dict[
     }
 
 
-def _nics(door: HostInterface) -> list[Link]:
-    routes = [line.split() for line in door.text("proc/net/route").splitlines()[1:]]
+def _nics(system: HostInterface) -> list[Link]:
+    routes = [line.split() for line in system.text("proc/net/route").splitlines()[1:]]
     routed = {words[0] for words in routes if len(words) > 7 and words[1] == words[7] == "00000000"}
     found = []
-    for name in door.names("sys/class/net"):
+    for name in system.names("sys/class/net"):
         base = f"sys/class/net/{name}"
-        if not (name in routed or door.exists(f"{base}/device") or door.exists(f"{base}/bonding")):
+        if not (name in routed or system.exists(f"{base}/device") or system.exists(f"{base}/bonding")):
             continue  # bridges and tunnels: their underlying NICs are checked
         counters = {
             counter: value
             for counter in (*ERRORS, *DROPS)
-            if (value := door.number(f"{base}/statistics/{counter}")) is not None
+            if (value := system.number(f"{base}/statistics/{counter}")) is not None
         }
-        changes = door.number(f"{base}/carrier_changes")
-        speed = door.number(f"{base}/speed") or 0  # -1: unknown
+        changes = system.number(f"{base}/carrier_changes")
+        speed = system.number(f"{base}/speed") or 0  # -1: unknown
         found.append(
             Link(
                 name,
-                bool((door.number(f"{base}/flags") or 0) & _IS_UP),
-                door.text(f"{base}/carrier") == "1",
-                door.text(f"{base}/operstate") or "unknown",
+                bool((system.number(f"{base}/flags") or 0) & _IS_UP),
+                system.text(f"{base}/carrier") == "1",
+                system.text(f"{base}/operstate") or "unknown",
                 max(0, speed) * 1e6,
-                door.text(f"{base}/duplex") == "half",
+                system.text(f"{base}/duplex") == "half",
                 name in routed,
                 counters if changes is None else {**counters, "carrier_changes": changes},
             )
@@ -88,18 +88,18 @@ def _nics(door: HostInterface) -> list[Link]:
     return found
 
 
-def _ports(door: HostInterface) -> list[Link]:
+def _ports(system: HostInterface) -> list[Link]:
     found = []
-    for device in door.names("sys/class/infiniband"):
-        for number in door.names(f"sys/class/infiniband/{device}/ports"):
+    for device in system.names("sys/class/infiniband"):
+        for number in system.names(f"sys/class/infiniband/{device}/ports"):
             base = f"sys/class/infiniband/{device}/ports/{number}"
-            state = door.text(f"{base}/state").partition(": ")[2]  # 4: ACTIVE
-            physical = door.text(f"{base}/phys_state").partition(": ")[2]  # 5: LinkUp
-            rate = door.text(f"{base}/rate").partition(" Gb/sec")[0]
+            state = system.text(f"{base}/state").partition(": ")[2]  # 4: ACTIVE
+            physical = system.text(f"{base}/phys_state").partition(": ")[2]  # 5: LinkUp
+            rate = system.text(f"{base}/rate").partition(" Gb/sec")[0]
             counters = {
                 counter: value
                 for counter in (*PORT_ERRORS, "link_downed")
-                if (value := door.number(f"{base}/counters/{counter}")) is not None
+                if (value := system.number(f"{base}/counters/{counter}")) is not None
             }
             found.append(
                 Link(

@@ -10,7 +10,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from bootseer.health.door import HostInterface
+from bootseer.health.host_interface import HostInterface
 
 PROBE_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 20
@@ -28,21 +28,21 @@ class StorageFacts(NamedTuple):
     read_bytes: int = 0
 
 
-def probe(door: HostInterface, path: str, is_written: bool) -> StorageFacts:
+def probe(system: HostInterface, path: str, is_written: bool) -> StorageFacts:
     """Probe a path. Args: is_written: write a file there and read it back; else read a file in it, or itself."""
     doing = "inspecting it"
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         if is_written and is_folder:
             doing = "writing a file of 4 MiB"
-            return _write_and_read(door, path)
+            return _write_and_read(system, path)
         doing = "reading"
         name = _some_file(path) if is_folder else path
         if not name:
             return StorageFacts()
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
-            seconds, data = _read(door, fd)
+            seconds, data = _read(system, fd)
         finally:
             os.close(fd)
         if is_written and not os.access(path, os.W_OK):
@@ -52,19 +52,19 @@ def probe(door: HostInterface, path: str, is_written: bool) -> StorageFacts:
         return StorageFacts(error.strerror or type(error).__name__, doing)
 
 
-def _write_and_read(door: HostInterface, directory: str) -> StorageFacts:
+def _write_and_read(system: HostInterface, directory: str) -> StorageFacts:
     fd = _open_unnamed(directory)
     try:
         piece = os.urandom(_PIECE_BYTES)
-        began_s = door.now_s()
+        began_s = system.now_s()
         for offset in range(0, PROBE_BYTES, _PIECE_BYTES):
             view = memoryview(piece)
             while view:
                 count = os.pwrite(fd, view, offset + _PIECE_BYTES - len(view))
                 view = view[count:]
         os.fsync(fd)
-        write_s = door.now_s() - began_s
-        read_s, data = _read(door, fd)
+        write_s = system.now_s() - began_s
+        read_s, data = _read(system, fd)
         return StorageFacts(
             has_changed=data != piece * (PROBE_BYTES // _PIECE_BYTES),
             write_s=write_s,
@@ -88,15 +88,15 @@ def _open_unnamed(directory: str) -> int:
     return fd
 
 
-def _read(door: HostInterface, fd: int) -> tuple[float, bytes]:
+def _read(system: HostInterface, fd: int) -> tuple[float, bytes]:
     """Read up to 4 MiB from the beginning, bypassing the page cache if the kernel supports it."""
     os.posix_fadvise(fd, 0, PROBE_BYTES, os.POSIX_FADV_DONTNEED)
-    began_s = door.now_s()
+    began_s = system.now_s()
     pieces, size = [], 0
     while size < PROBE_BYTES and (piece := os.pread(fd, min(_PIECE_BYTES, PROBE_BYTES - size), size)):
         pieces.append(piece)
         size += len(piece)
-    return door.now_s() - began_s, b"".join(pieces)
+    return system.now_s() - began_s, b"".join(pieces)
 
 
 def _some_file(directory: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bootseer.counted import counted
-from bootseer.report.found import Record
+from bootseer.report.agent_reports import Record
 from bootseer.report.pieces import LABELS
 from bootseer.report.report import Report, StageRow
 from bootseer.report.slow_words import seconds

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bootseer.counted import counted
+from bootseer.report.agent_reports import Record
 from bootseer.report.analysis import Analysis, Job
-from bootseer.report.found import Record
 from bootseer.report.pieces import LABELS, end_of
 from bootseer.report.slow_words import seconds
 from bootseer.report.starts import RankStart

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from bootseer.counted import counted
-from bootseer.report.analysis import Analysis, Job
-from bootseer.report.found import (
+from bootseer.report.agent_reports import (
     CheckRow,
     FactRow,
     FallbackRow,
@@ -27,6 +26,7 @@ from bootseer.report.found import (
     is_check,
     is_fallback,
 )
+from bootseer.report.analysis import Analysis, Job
 from bootseer.report.measures import StageMeasures
 from bootseer.report.pieces import LABELS, node_times
 from bootseer.report.slow_words import STOPPED, find_unfinished, slow_lines

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from bootseer.counted import counted, format_bytes
+from bootseer.report.agent_reports import CheckRow, FactRow, FallbackRow, RuleRow
 from bootseer.report.compare import Comparison
-from bootseer.report.found import CheckRow, FactRow, FallbackRow, RuleRow
 from bootseer.report.pieces import LATE, PEERS, UNSEEN, WAITING
 from bootseer.report.report import PathRow, Report, StageRow
 from bootseer.report.slow_words import join_some, seconds

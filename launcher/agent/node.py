@@ -345,7 +345,7 @@ class Node:
         return self._evidence.last_path
 
     @property
-    def standstill(self) -> Reported | None:
+    def reported_hang(self) -> Reported | None:
         """The last hang that was reported."""
         return None if self._reports is None else self._reports.hang
 

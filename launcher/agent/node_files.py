@@ -171,7 +171,7 @@ class NodeEvents:
         fetched, self._fetched = [each for each in self._fetched if each[1]], []
         if not fetched or not self._directories.events:
             return
-        from launcher.warm.noted import find
+        from launcher.warm.warm_record import find
 
         writer = self._open()
         for warmed, at_s in find(fetched, os.environ):

@@ -47,7 +47,7 @@ class NodeInterface(Protocol):
     @property
     def last_page(self) -> str: ...
     @property
-    def standstill(self) -> Reported | None: ...
+    def reported_hang(self) -> Reported | None: ...
     @property
     def checks(self) -> tuple[str, ...]: ...
     @property
@@ -115,7 +115,7 @@ class NodeStatus:
             "most_restarts": spec.max_restarts,
             "last_end": None if stop is None else {"attempt": stop.attempt, "reason": stop.reason},
             "last_page": around.last_page or None,
-            "standstill": _hang(around.standstill, group, rates.values()),
+            "standstill": _hang(around.reported_hang, group, rates.values()),
             "checks": list(around.checks),
             "coordinator": statistics or None,
             "logs": around.run_dir or None,

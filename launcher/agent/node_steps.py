@@ -107,7 +107,7 @@ class NodeSteps:
             command = options.replay if options is not None else ""
             variables["BOOTSEER_HOSTS"] = self._name_hosts(order)
             variables["BOOTSEER_GROUP_SIZE"] = str(group_size(len(order.hosts)))
-        then = partial(self._mended, order)
+        then = partial(self._step_done, order)
         self._when_free(partial(self._run, order.step, command, order.attempt, order.limit_s, variables, then))
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class NodeSteps:
         self._events.say(f"{POST_MORTEM}: {text}")
         self._events.answer(Examined(order.attempt, took_s, f"{POST_MORTEM}: {text}"))
 
-    def _mended(self, order: RecoveryStep, text: str, took_s: float, outcome: CommandResult | None) -> None:
+    def _step_done(self, order: RecoveryStep, text: str, took_s: float, outcome: CommandResult | None) -> None:
         suspects: tuple[str, ...] = ()
         if outcome is not None and order.step == Step.REPLAY.value:
             suspects = find_suspects(outcome.tail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import UsageError
-from launcher.coordinator.policy import StepLimits
+from launcher.coordinator.restart_policy import StepLimits
 
 if TYPE_CHECKING:
     from launcher.cli.quick_parse import Arguments

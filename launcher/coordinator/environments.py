@@ -84,7 +84,7 @@ class JobEnvironments:
         """Let nodes whose environments differ remake them; if they already have, compare them for an error."""
         if self._setup is not None and self._set_up_again(self._setup):
             return
-        from launcher.rendezvous.mixed import group_by_digest
+        from launcher.rendezvous.environment_differences import group_by_digest
 
         groups = group_by_digest(self._nodes.digests())
         self._comparing = [numbers[0] for _, numbers in groups[:MAX_COMPARED]]
@@ -110,7 +110,7 @@ class JobEnvironments:
         asked = [nodes[each] for each in self._comparing if each in nodes]
         if not asked or any(each.environment is None for each in asked):
             return ""
-        from launcher.rendezvous.mixed import difference_table
+        from launcher.rendezvous.environment_differences import difference_table
 
         table = difference_table([(each.join.host, each.environment) for each in asked if each.environment])
         return (

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from launcher.coordinator.escalation import EXPENSIVE, Decision, Fault, Ladder, Step, advise_replay
 from launcher.coordinator.exclusion import Exclusion, MachineFault
-from launcher.coordinator.policy import StepLimits
 from launcher.coordinator.recovery_steps import PendingAnswers, failed_checks
+from launcher.coordinator.restart_policy import StepLimits
 from launcher.monitor.failure.notes import FailureNotes
 from launcher.rendezvous.messages import FromCoordinator, RecoveryResult, RecoveryStep, StepTaken
 

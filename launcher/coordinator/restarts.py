@@ -1,7 +1,7 @@
 """PURE: what follows an attempt that has ended: another one, and after which steps, or the end of the job.
 
 In: the ended attempt, with its failures and lost nodes. Out: a decision, log lines and notes for the failure
-record. policy.py has the budget, escalation.py the steps, machines.py the exclusion of nodes.
+record. restart_policy.py has the budget, escalation.py the steps, machines.py the exclusion of nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bootseer.counted import counted
 from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.coordinator.attempt import signal_name
-from launcher.coordinator.policy import NoProgress, SameError
+from launcher.coordinator.restart_policy import NoProgress, SameError
 from launcher.coordinator.state import JobState
 
 if TYPE_CHECKING:

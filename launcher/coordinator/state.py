@@ -7,8 +7,8 @@ from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.coordinator.attempt import Attempt
 from launcher.coordinator.nodes import JobNodes
 from launcher.coordinator.orders import Outbox
-from launcher.coordinator.policy import MembershipChanges, RestartPolicy, StepLimits
 from launcher.coordinator.records import JobRecords
+from launcher.coordinator.restart_policy import MembershipChanges, RestartPolicy, StepLimits
 
 if TYPE_CHECKING:
     from bootseer.tuning import LauncherTuning

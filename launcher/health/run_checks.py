@@ -1,7 +1,7 @@
 """Health checks while ranks run (`--check`): a separate process checks periodically, this module reports changes.
 
-In: the output of that process (bootseer/health/watching.py). Out: new problems, problems that are over, current
-problems. If that process fails, a warning is logged once.
+In: the output of that process (bootseer/health/while_running.py). Out: new problems, problems that are over,
+current problems. If that process fails, a warning is logged once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HealthWatch:
 
     def begin(self) -> None:
         """Start the checks, once, when ranks run."""
-        argv = command_of("bootseer.health.watching")
+        argv = command_of("bootseer.health.while_running")
         if self._options is not None:
             every_s = self._options.every_s
             argv += [*([f"--every={every_s:g}"] if every_s is not None else []), *self._options.to_argv()]

@@ -1,6 +1,6 @@
 """Health checks beside the start of an attempt (`--check`): runs them in a separate process and reports findings.
 
-In: the output of that process (bootseer/health/beside.py). Out: a log line and an event for each problem; with
+In: the output of that process (bootseer/health/at_start.py). Out: a log line and an event for each problem; with
 `--check fail` the first failure, which makes this node leave the job. Nothing waits for the checks. If their
 process fails, a warning is logged.
 """
@@ -61,7 +61,7 @@ class NodeHealth:
         self._is_done = False
         before_s, self._began_s = self._began_s, time.monotonic()
         hours = (self._began_s - before_s) / 3600 if before_s else FIRST_LOG_HOURS
-        argv = command_of("bootseer.health.beside", "--log-hours", f"{hours:.6f}")
+        argv = command_of("bootseer.health.at_start", "--log-hours", f"{hours:.6f}")
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
         try:
             self._process = ServiceProcess(self._loop, argv + self._arguments, environ, self._take, self._on_end)

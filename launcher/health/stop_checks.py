@@ -38,7 +38,7 @@ class StopChecks:
         self._limit_s = limit_s
         self._found: list[Finding] = []
         self._is_done = False
-        argv = command_of("bootseer.health.beside", "--log-hours", f"{log_hours:.6f}")
+        argv = command_of("bootseer.health.at_start", "--log-hours", f"{log_hours:.6f}")
         argv += options.to_argv() if options is not None else []
         argv += ["--timeout", f"{limit_s * OF_A_CHECK:.3f}", "--", *folders]
         self._process = ServiceProcess(loop, argv, environ, self._take, self._on_end)

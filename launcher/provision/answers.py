@@ -116,7 +116,7 @@ _IMAGE: Mapping[str, _Fields] = {
         "notes": _are_texts,
     },
     "failed": {"why": _is_text},
-    "shown-from": {"door": _is_text, "why": _is_text},
+    "shown-from": {"address": _is_text, "why": _is_text},
     "hidden": {"why": _is_text},
     "shown": {"number": _is_count, "missing": _are_texts},
     "statistics": {"found": _are_figures},

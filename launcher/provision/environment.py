@@ -108,7 +108,7 @@ class NodeSetup:
         self._tree = ""  # that is or was mounted
         self._is_mounted = False
         self._is_reopening = False  # a lost mount is reopened, without an order of the coordinator
-        self._mended_by: SetupOrder | None = None  # carried out when the new service has finished its search
+        self._pending_step: SetupOrder | None = None  # carried out when the new service has finished its search
         self._is_recovering = False  # between two attempts, since the mount was unreadable
         self._damaged = ""  # a tree with wrong content
         self._faults = 0  # attempts with an unreadable mount
@@ -253,7 +253,7 @@ class NodeSetup:
             self._damaged = order.tree
         self._service.close()
         self._is_recovering, self._is_reopening = True, False
-        self._mended_by = None if order.do == "renew" else order
+        self._pending_step = None if order.do == "renew" else order
         self._has_waited = False
         self._services = 0
         self._began_ns = time.monotonic_ns()
@@ -313,9 +313,9 @@ class NodeSetup:
 
     def _on_looked(self, key: str, tree: str, why: str) -> None:
         self._key = key
-        mended_by, self._mended_by = self._mended_by, None
-        if mended_by is not None:
-            self.carry_out(mended_by._replace(text=""))
+        step, self._pending_step = self._pending_step, None
+        if step is not None:
+            self.carry_out(step._replace(text=""))
         elif self._is_reopening:
             self._ask("use", self._tree)
         else:

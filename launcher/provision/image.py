@@ -243,7 +243,7 @@ class NodeImage:
             case "failed":
                 self._fail(answer["why"])
             case "shown-from":
-                self._on_shown_from_answer(answer["door"], answer["why"])
+                self._on_shown_from_answer(answer["address"], answer["why"])
             case "hidden" if self._hiding:
                 self._take_hidden(answer["why"])
             case "shown":
@@ -393,13 +393,13 @@ class NodeImage:
             self._ask_to_show(self._asked, paths)
             self._watch()
 
-    def show_from(self, door: str, directories: Sequence[str], then: Callable[[str], object]) -> None:
-        """Make mounts over these directories visible inside, through an adapter (`door`,
+    def show_from(self, address: str, directories: Sequence[str], then: Callable[[str], object]) -> None:
+        """Make mounts over these directories visible inside, through an adapter (`address`,
         bootseer.mounts.sandbox.process).
 
         Call `then` with the reason if that fails, else "". A reopened image shows them again and calls it again.
         """
-        self._adapter, self._on_shown_from = (door, list(directories)), then
+        self._adapter, self._on_shown_from = (address, list(directories)), then
         if self._state is State.OPEN:
             self._ask_to_show_from()
             self._watch()
@@ -410,10 +410,10 @@ class NodeImage:
         if self._service is not None and self._adapter is not None:
             self._is_showing_from = True
             self._show_ns = time.monotonic_ns()
-            self._service.ask("show-from", door=self._adapter[0], folders=self._adapter[1])
+            self._service.ask("show-from", address=self._adapter[0], folders=self._adapter[1])
 
-    def _on_shown_from_answer(self, door: str, why: str) -> None:
-        if self._adapter is None or self._adapter[0] != door:
+    def _on_shown_from_answer(self, address: str, why: str) -> None:
+        if self._adapter is None or self._adapter[0] != address:
             return  # of mounts that were replaced since
         self._is_showing_from = False
         self._events.show_noted(StageSpan(self._show_ns, time.monotonic_ns(), {}, why))
@@ -428,13 +428,13 @@ class NodeImage:
 
     def hide(self, then: Callable[[], object]) -> None:
         """Hide the mounts of `show_from`, now and after a reopening; then call `then`."""
-        door, self._adapter = self._adapter, None
-        if self._service is None or self._state is not State.OPEN or not (door or self._hiding):
+        address, self._adapter = self._adapter, None
+        if self._service is None or self._state is not State.OPEN or not (address or self._hiding):
             then()  # a later opening shows no mounts
             return
         self._is_showing_from = False  # that answer is not needed
         self._hiding.append(then)
-        self._service.ask("hide", folders=[] if door is None else door[1])
+        self._service.ask("hide", folders=[] if address is None else address[1])
         self._watch()
 
     def _take_hidden(self, why: str) -> None:

@@ -2,7 +2,7 @@
 
 In: the launch specification, the supervisor's reports about the process, the first steps of ranks. Out: requests
 to the supervisor, one line if ranks are exec'd instead of forked, the record of hot imports, events. The rules are
-in policy.py. A helper of the supervisor (import_observe.py) finds the imports that may come before the
+in fork/policy.py. A helper of the supervisor (import_observe.py) finds the imports that may come before the
 script. Nothing here can fail a start: after any error, ranks are exec'd.
 """
 

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
 def _once(options: Options, args: argparse.Namespace) -> int:
     from bootseer.logs import sent_to
     from launcher.spec import build_spec
-    from launcher.warm.noted import write
     from launcher.warm.stages import Warmer, WarmLimits, stages_of
+    from launcher.warm.warm_record import write
 
     spec = build_spec(args, os.environ)
     os.environ.update(spec.tuning)  # helper processes inherit it

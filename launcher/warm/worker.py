@@ -61,9 +61,9 @@ def _work(order: dict[str, Any], tell: Any, daemon: Channel) -> None:
     from bootseer.logs import send_to
     from launcher.cli.config_file import fill
     from launcher.spec import build_spec
-    from launcher.warm.noted import write
     from launcher.warm.options import parse
     from launcher.warm.stages import Warmer, WarmLimits
+    from launcher.warm.warm_record import write
 
     lower()  # a job that runs on this node has priority
     try:

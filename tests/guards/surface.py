@@ -1,7 +1,7 @@
 """What users, their files and other versions of Bootseer depend on, as lines of text: one golden file each.
 
-`python -m tests.guards.surface` writes the golden files anew. A line that goes is a break: a flag or key that is
-renamed keeps its old name as an alias, formats and messages get a new number. What is new is added.
+`python -m tests.guards.surface` adds what is new to the golden files. A line that goes is a break: a flag or key
+that is renamed keeps its old name as an alias, formats and messages get a new number. It stays until `--remove`.
 """
 
 from __future__ import annotations
@@ -353,14 +353,29 @@ def read_golden(name: str) -> list[str]:
         return file.read().splitlines()
 
 
-def main() -> None:
-    """Writes all golden files."""
+def merge(golden: list[str], found: list[str], *, removes: bool) -> tuple[list[str], list[str]]:
+    """PURE: the lines of a golden file from now on, and those of them that are not true any more."""
+    gone = sorted(set(golden) - set(found))
+    return sorted(set(found) if removes else {*golden, *found}), [] if removes else gone
+
+
+def main() -> int:
+    """Add new lines to all golden files. Return 1 if a frozen line is not true any more."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--remove", action="store_true", help="Remove lines that are not true any more: a break")
+    removes = parser.parse_args().remove
+    status = 0
     os.makedirs(GOLDEN, exist_ok=True)
-    for name, lines in collect().items():
+    for name, found in collect().items():
+        lines, gone = merge(read_golden(name), found, removes=removes)
         with open(os.path.join(GOLDEN, name), "w", encoding="utf-8") as file:
             file.write("".join(line + "\n" for line in lines))
         print(f"{name}: {len(lines)} lines", file=sys.stderr)
+        for line in gone:
+            status = 1
+            print(f"{name}: not true any more: {line}; restore it, or --remove", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

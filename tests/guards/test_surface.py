@@ -25,6 +25,14 @@ def test_what_is_new_is_frozen(name: str, found: dict[str, list[str]]) -> None:
     assert not new, "python -m tests.guards.surface adds them"
 
 
+@pytest.mark.parametrize(
+    ("removes", "lines", "gone"),
+    [(False, ["a", "b", "c"], ["b"]), (True, ["a", "c"], [])],
+)
+def test_what_is_gone_stays_frozen_until_it_is_removed(removes: bool, lines: list[str], gone: list[str]) -> None:
+    assert surface.merge(["a", "b"], ["c", "a"], removes=removes) == (lines, gone)
+
+
 def test_no_surface_is_empty(found: dict[str, list[str]]) -> None:
     """A collector that finds nothing any more would freeze nothing."""
     assert {name: len(lines) > 5 for name, lines in found.items()} == dict.fromkeys(surface.SURFACES, True)

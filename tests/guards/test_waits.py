@@ -16,7 +16,7 @@ WORTH = re.compile(r"\.kill\(|SIGKILL|subprocess\.\w+\([^#]{0,400}\btimeout=")
 RUNS = {"run", "call", "check_call", "check_output"}
 # Path and function, where the wait cannot last.
 BOUNDED = {
-    ("bootseer/health/own.py", "run_own"),  # runner.py ends the process that waits
+    ("bootseer/health/user_check.py", "run_own"),  # runner.py ends the process that waits
     ("bootseer/mounts/tree_daemon/forked.py", "end"),  # its `wait` has a limit
     ("launcher/base/helper_process.py", "wait_for_detached"),  # nothing else is left to do
 }

@@ -21,7 +21,7 @@ from bootseer.checkpoint.io.arena_source import ArenaSource, connect
 from bootseer.checkpoint.io.inputs import MemoryInput, Stream
 from bootseer.checkpoint.io.source import Request, Source
 from bootseer.checkpoint.opening import open_source
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.checkpoint.writing.saved_units import VARIABLE, SavedUnits
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.storage.local.store import LocalStore

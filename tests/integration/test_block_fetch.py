@@ -118,7 +118,7 @@ LASTING = [
 
 
 @pytest.mark.parametrize("fault", LASTING, ids=lambda fault: f"{fault.kind.value}-{fault.status}")
-def test_faults_that_last_are_errors_in_time_or_mended(
+def test_faults_that_last_are_errors_in_time_or_repaired(
     server: FaultyHttpServer, tmp_path: Path, fault: HttpFault
 ) -> None:
     server.plan = [fault]
@@ -186,7 +186,7 @@ def test_a_server_that_is_down_for_a_while_is_waited_for(server: FaultyHttpServe
     ],
     ids=lambda fault: f"{fault.kind.value}-{fault.status}",
 )
-def test_what_no_try_mends_is_waited_for_until_the_deadline(
+def test_what_no_try_repairs_is_waited_for_until_the_deadline(
     server: FaultyHttpServer, tmp_path: Path, fault: HttpFault
 ) -> None:
     """Somebody may mend the store meanwhile, or another source may have the block by then."""

@@ -26,7 +26,7 @@ assert not libc.mount(b"silent", point.encode(), b"fuse", 0, options), os.strerr
 from bootseer.cli import check
 status = check.main(["--only", "mounts", "--only", "memory", "--timeout", "1", "--interval", "0", "--json"])
 print(status, flush=True)
-argv = [python, "-P", "-m", "bootseer.health.watching", "--every", "0.2", "--timeout", "1"]
+argv = [python, "-P", "-m", "bootseer.health.while_running", "--every", "0.2", "--timeout", "1"]
 with subprocess.Popen(argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watching:
     def until(level, is_over):
         for line in watching.stdout:

@@ -12,7 +12,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.checkpoint.writing.writer import write_version
 from bootseer.storage.local.store import LocalStore
 from tests import support

@@ -13,7 +13,7 @@ import pytest
 from bootseer import aio
 from bootseer.checkpoint.convert import stripe, unstripe
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import Pinned, list_versions, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, list_versions, resolve
 from bootseer.checkpoint.versions.verify import verify
 from bootseer.checkpoint.versions.version_input import inputs_of
 from bootseer.checkpoint.writing.writer import Geometry, write_plain, write_version

@@ -13,7 +13,7 @@ import torch
 
 from bootseer import aio
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import resolve
+from bootseer.checkpoint.versions.resolve import resolve
 from bootseer.checkpoint.writing.writer import write_version
 from bootseer.storage.local.store import LocalStore
 from tests import support

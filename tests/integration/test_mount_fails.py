@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
-from bootseer.report.found import is_fallback
+from bootseer.report.agent_reports import is_fallback
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.setup_jobs import Machine, agent_events, services_end, setup_span
 from tests.support import Programs, Run

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from bootseer import aio
-from bootseer.blocks import carrier
-from bootseer.blocks.carrier import FailoverReader, StoreSources
+from bootseer.blocks import failover_reader
+from bootseer.blocks.failover_reader import FailoverReader, StoreSources
 from bootseer.checkpoint.dcp.writer import BUFFER_PART
 from bootseer.checkpoint.format.manifest import MIN_UNIT_BYTES
 from bootseer.checkpoint.service import resolving
@@ -68,7 +68,7 @@ from launcher.cli.parser import parse as parse_line
 from launcher.coordinator.escalation import Fault, Ladder, Step
 from launcher.coordinator.exclusion import Exclusion, MachineFault
 from launcher.coordinator.machines import JobMachines
-from launcher.coordinator.policy import StepLimits
+from launcher.coordinator.restart_policy import StepLimits
 from launcher.coordinator.restarts import Restarts
 from launcher.coordinator.running import RunningRanks
 from launcher.coordinator.state import JobRules, JobState
@@ -290,7 +290,7 @@ def upload_part_bytes(at: Place) -> object:
 
 
 def unpack_threads(at: Place) -> object:
-    at.patch.setattr(carrier, "usable_cores", lambda: 1000)
+    at.patch.setattr(failover_reader, "usable_cores", lambda: 1000)
     other = cast(Any, None)
     return FailoverReader(other, other, other, other)._compute._value
 

@@ -154,7 +154,7 @@ def open_local(path: str) -> LocalSource:
 
 
 def digest_of(files: Iterable[tuple[str, Stat]]) -> str:
-    """Return the digest that identifies a version of unstriped files, as bootseer.checkpoint.versions.striped
+    """Return the digest that identifies a version of unstriped files, as bootseer.checkpoint.versions.resolve
     does.
     """
     lines = (f"{name}\0{stat.size}\0{stat.etag}\n" for name, stat in sorted(files))

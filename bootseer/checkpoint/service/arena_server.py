@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bootseer.checkpoint.io.arena import READY, Arena, Unit
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.ipc.channel import Channel
 from bootseer.ipc.listener import Listener
 from bootseer.storage.engine.extents import Extents

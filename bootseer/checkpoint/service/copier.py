@@ -17,7 +17,7 @@ from bootseer import cache_folder
 from bootseer.checkpoint.io.arena import READY, Arena
 from bootseer.checkpoint.service.disk_copy import DiskCopy, is_free
 from bootseer.checkpoint.service.process import WRITER_DIED, Answers, Child, Fork, end_child
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.errors import BootseerError
 from bootseer.ipc.framing import encode
 from bootseer.linux.priority import lower

@@ -20,7 +20,7 @@ from bootseer.checkpoint.io.direct import StoredFile, describe_damage
 from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.service.disk_copy import DiskCopy, can_keep
 from bootseer.checkpoint.service.process import run_child
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.crc import crc32c
 from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.ipc.channel import MAX_MESSAGE_BYTES

@@ -25,7 +25,7 @@ from bootseer.checkpoint.opening import store_at
 from bootseer.checkpoint.service.disk_copy import is_free
 from bootseer.checkpoint.service.filler import REFUSED, kind_of, open_store_for
 from bootseer.checkpoint.service.process import WRITER_DIED, Child, Fork, end_child, make_directory, run_child
-from bootseer.checkpoint.versions.striped import pin
+from bootseer.checkpoint.versions.resolve import pin
 from bootseer.errors import BootseerError, CheckpointError
 from bootseer.ipc.framing import encode
 from bootseer.linux.cgroups import read_memory

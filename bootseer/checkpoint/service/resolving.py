@@ -25,7 +25,7 @@ from bootseer import aio
 from bootseer.checkpoint.opening import store_at
 from bootseer.checkpoint.service.process import Child, Fork, end_child, run_child
 from bootseer.checkpoint.versions.pinned import NoCompleteCheckpoint, Pinned
-from bootseer.checkpoint.versions.striped import pin, resolve
+from bootseer.checkpoint.versions.resolve import pin, resolve
 from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.ipc.framing import encode
 from bootseer.logs import get_logger

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.checkpoint.io.direct import StoredFile
 from bootseer.checkpoint.io.memory import allocate
-from bootseer.checkpoint.versions.striped import Pinned, find_fault
+from bootseer.checkpoint.versions.resolve import Pinned, find_fault
 from bootseer.crc import crc32c
 from bootseer.errors import BootseerError
 from bootseer.storage.engine.ranges import RangeReader, RangeRequest

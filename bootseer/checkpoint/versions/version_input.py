@@ -13,7 +13,7 @@ from bootseer.checkpoint.io.direct import FULL, DirectSource
 from bootseer.checkpoint.io.inputs import Input
 from bootseer.checkpoint.io.memory import allocate
 from bootseer.checkpoint.io.source import Request
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.errors import Truncated
 from bootseer.storage.engine.revocable_buffer import copy_bytes
 from bootseer.storage.protocol import Store

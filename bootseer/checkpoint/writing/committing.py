@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from bootseer import __version__, aio
 from bootseer.checkpoint.format import manifest as stored
 from bootseer.checkpoint.format.manifest import MANIFEST_NAME, POINTER_NAME, Manifest, StripedFile
-from bootseer.checkpoint.versions.striped import (
+from bootseer.checkpoint.versions.resolve import (
     ListedVersion,
     Pinned,
     list_names,

@@ -20,7 +20,7 @@ from bootseer.checkpoint.format.manifest import StripedFile
 from bootseer.checkpoint.io.inputs import Input, Stream
 from bootseer.checkpoint.io.unit_buffers import FairSemaphore, UnitBuffers
 from bootseer.checkpoint.versions.attempts import write_retrying
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.checkpoint.writing.committing import (
     check_keep,
     collect_garbage,

@@ -27,7 +27,7 @@ from bootseer.env.store_layout import document_path, is_key
 from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError, UsageError
 from bootseer.logs import get_logger
 from bootseer.storage import open_store, redact
-from bootseer.storage.near import directory_of
+from bootseer.storage.local_stores import directory_of
 from bootseer.storage.small_files import read_small
 from bootseer.tree.head import split_pin
 from bootseer.trust import Trust

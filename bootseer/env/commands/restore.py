@@ -130,9 +130,9 @@ def _check_began(snapshot: Snapshot, document: KeyDocument | None, index: Index,
         return
     for number, (old, target) in enumerate(zip(snapshot.targets, targets, strict=True)):
         path = b"%d/%s" % (number, _VENV)
-        brings = any(name == _VENV and index.path(entry) == path for entry, name in enumerate(index.names))
+        has_venv = any(name == _VENV and index.path(entry) == path for entry, name in enumerate(index.names))
         is_prefix = document.base.get("prefix") == old
-        if is_prefix and not brings and not os.path.lexists(os.path.join(target, os.fsdecode(_VENV))):
+        if is_prefix and not has_venv and not os.path.lexists(os.path.join(target, os.fsdecode(_VENV))):
             version = plain(document.base.get("version", "3"), 20)
             raise ConfigError(
                 f"{target}: set-up began with a virtual environment, which is missing; create it first with"

@@ -38,13 +38,13 @@ from bootseer.env.compile_cache.merge import (
     merge,
     unit_of_path,
 )
-from bootseer.env.compile_cache.own import why_unusable
 from bootseer.env.compile_cache.seed import find_missing as choose_missing
 from bootseer.env.compile_cache.seed import unpack
 from bootseer.env.compile_cache.store import CacheStore, NewestGeneration, open_caches
 from bootseer.env.compile_cache.tidy import make_room, mark_all, tidy
 from bootseer.env.compile_cache.tree import LastTree, MergedFiles
 from bootseer.env.compile_cache.turn import WAIT_S, publish_turn
+from bootseer.env.compile_cache.user_directory import why_unusable
 from bootseer.errors import (
     AlreadyExists,
     BootseerError,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer.cache_folder import make_private_dir
-from bootseer.env.compile_cache import own as caches_own
+from bootseer.env.compile_cache import user_directory as caches_own
 from bootseer.env.compile_cache.collect import path_prefix
 from bootseer.env.compile_cache.directories import STAGING, CachePlace, mark_unread
 from bootseer.env.compile_cache.document import CachedFile

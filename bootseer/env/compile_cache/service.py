@@ -118,7 +118,7 @@ class CompileCacheService:
 
     def _tell_origin(self, url: str, key: str) -> None:
         from bootseer.env.compile_cache.store import caches_url
-        from bootseer.storage.near import local_disk_directory_of
+        from bootseer.storage.local_stores import local_disk_directory_of
         from bootseer.tree.index import PACKS
 
         if not local_disk_directory_of(url):

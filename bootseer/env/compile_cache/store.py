@@ -39,7 +39,7 @@ from bootseer.errors import (
     Untrusted,
 )
 from bootseer.storage import Entry, Store, open_store
-from bootseer.storage.near import local_disk_directory_of
+from bootseer.storage.local_stores import local_disk_directory_of
 from bootseer.storage.paths import is_chained
 from bootseer.storage.small_files import list_if_there, read_small, url_of
 from bootseer.tree.head import is_digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from bootseer.blocks.present import read_boot_id
+from bootseer.blocks.presence import read_boot_id
 from bootseer.env.capture.walk import walk
 from bootseer.env.restore.apply_journal import Journal
 from bootseer.env.restore.markers import open_markers

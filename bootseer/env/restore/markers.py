@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bootseer import cache_folder as folders
-from bootseer.blocks.present import read_boot_id
+from bootseer.blocks.presence import read_boot_id
 from bootseer.blocks.tree_files import write_whole
 from bootseer.env.reads.read_list import Reads
 from bootseer.errors import IntegrityError

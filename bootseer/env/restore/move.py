@@ -14,7 +14,7 @@ from operator import itemgetter
 
 import msgspec
 
-from bootseer.blocks.present import read_boot_id
+from bootseer.blocks.presence import read_boot_id
 from bootseer.env.capture.subtree import Subtree
 from bootseer.env.capture.walk import walk
 from bootseer.env.restore import apply_journal

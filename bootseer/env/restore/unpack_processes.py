@@ -15,7 +15,7 @@ from bootseer.errors import BootseerError
 from bootseer.ipc.framing import InvalidMessageError, LineBuffer
 from bootseer.linux.cgroups import usable_cores
 from bootseer.own_module import command_of
-from bootseer.storage.near import directory_of
+from bootseer.storage.local_stores import directory_of
 from bootseer.tree.unpack.helpers import HelperFailedError
 from bootseer.tuning import current
 

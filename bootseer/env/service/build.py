@@ -180,7 +180,7 @@ class Builder:
         if made is None or store is None:
             return
         from bootseer.blocks.trace import workload_key
-        from bootseer.env.service.touched import AccessedFile, share
+        from bootseer.env.service.access_trace import AccessedFile, share
 
         touched = (AccessedFile(path, ranges) for path, ranges in files)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bootseer.storage.near import directory_of, local_disk_directory_of
+from bootseer.storage.local_stores import directory_of, local_disk_directory_of
 
 if TYPE_CHECKING:
     from bootseer.storage import Store

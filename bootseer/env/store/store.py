@@ -40,7 +40,7 @@ from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFou
 from bootseer.logs import get_logger
 from bootseer.storage import Entry, Store
 from bootseer.storage.below import SubdirectoryStore
-from bootseer.storage.near import directory_of
+from bootseer.storage.local_stores import directory_of
 from bootseer.storage.paths import is_web
 from bootseer.storage.small_files import list_if_there, read_small, url_of
 from bootseer.tree import index as indexes

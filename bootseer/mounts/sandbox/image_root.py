@@ -101,14 +101,14 @@ class OpenImage:
                 os.close(fd)
         return self._sandbox.look(missing) if missing else []
 
-    def show_from(self, door: str, directories: Sequence[str]) -> None:
-        """Attach the mounts over directories of the node behind `door` (process.ImageSandbox.lay): all,
+    def show_from(self, address: str, directories: Sequence[str]) -> None:
+        """Attach the mounts over directories of the node behind `address` (process.ImageSandbox.lay): all,
         or none.
 
         Raises: ConfigError, StorageError.
         """
         try:
-            carried = transfer_mounts(door, directories)
+            carried = transfer_mounts(address, directories)
             try:
                 for directory, fd in carried:
                     self._sandbox.attach(directory, fd)
@@ -202,8 +202,8 @@ def _mount_of(path: str) -> str:
     return "" if found == "/" else found
 
 
-def transfer_mounts(door: str, directories: Sequence[str]) -> list[tuple[str, int]]:
-    """Copy the mounts at these directories of the sandbox at `door` (enter.ask); the caller closes the copies.
+def transfer_mounts(address: str, directories: Sequence[str]) -> list[tuple[str, int]]:
+    """Copy the mounts at these directories of the sandbox at `address` (enter.ask); the caller closes the copies.
 
     Raises: StorageError, ConfigError.
     """
@@ -212,7 +212,7 @@ def transfer_mounts(door: str, directories: Sequence[str]) -> list[tuple[str, in
             f"{len(directories)} directories are mounted: an image can show at most {_MAX_DIRECTORIES}"
         )
     try:
-        _, found = enter.ask(door)
+        _, found = enter.ask(address)
     except (enter.CannotEnterError, OSError) as error:
         raise StorageError(f"the environment cannot be mounted in the image: {error}") from error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

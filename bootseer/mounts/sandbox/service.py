@@ -11,7 +11,7 @@ continue.
                                    -> origin url `folders`: of a store, which the job's nodes may share as peers
     first-step                     -> statistics (numbers by name)
     show        number paths       -> shown number missing: the paths that are not visible inside
-    show-from   door `folders`     -> shown-from door why ("": mounts of that namespace are visible inside)
+    show-from   address `folders`     -> shown-from address why ("": mounts of that namespace are visible inside)
     hide        `folders`          -> hidden why ("": nothing that was shown there is visible any more)
                                    -> lost: it cannot be read any more; then the service ends
 """
@@ -99,10 +99,10 @@ class ImageService:
             case "show-from" if self._image is not None:
                 why = ""
                 try:
-                    self._image.show_from(order["door"], order["folders"])
+                    self._image.show_from(order["address"], order["folders"])
                 except (BootseerError, OSError) as error:
                     why = str(error)
-                self._tell("shown-from", door=order["door"], why=why)
+                self._tell("shown-from", address=order["address"], why=why)
             case "hide" if self._image is not None:
                 why = ""
                 try:

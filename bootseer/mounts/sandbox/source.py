@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError
 from bootseer.linux.privileges import may_mount
 from bootseer.logs import get_logger
-from bootseer.storage.near import local_disk_directory_of
+from bootseer.storage.local_stores import local_disk_directory_of
 from bootseer.tree.index import PACKS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bootseer import aio
 from bootseer.blocks.cache import TREES, Cache
 from bootseer.blocks.cache import open_cache as open_named_cache
-from bootseer.blocks.donors import DedupSources
+from bootseer.blocks.dedup_sources import DedupSources
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.cache_folder import Limit
@@ -28,7 +28,7 @@ from bootseer.mounts.tree_daemon.settings import Settings
 from bootseer.mounts.tree_daemon.traces import Traces
 from bootseer.mounts.tree_daemon.validation import SuppliedIndex
 from bootseer.storage import HasPeers, Store, open_store
-from bootseer.storage.near import local_disk_directory_of
+from bootseer.storage.local_stores import local_disk_directory_of
 from bootseer.storage.small_files import url_of
 from bootseer.tree import erofs
 from bootseer.tree import index as indexes
@@ -241,8 +241,8 @@ async def open_fetcher(
     """Open the fetcher and the cache of a tree with a known index. `stack` closes both. Raises: StorageError."""
     tree_cache = await aio.run_io(cache.open_tree, digest, index.block_count)
     stack.push_async_callback(aio.run_io, tree_cache.close)
-    donors = DedupSources(cache, digest, index)
-    fetcher = BlockFetcher(index, tree_cache, [store], donors=donors, deadline_s=settings.deadline_s)
+    dedup_sources = DedupSources(cache, digest, index)
+    fetcher = BlockFetcher(index, tree_cache, [store], dedup_sources=dedup_sources, deadline_s=settings.deadline_s)
     stack.push_async_callback(fetcher.aclose)
     return fetcher
 

@@ -78,14 +78,14 @@ def _serve(orders: socket.socket, reaper: socket.socket, scheme: str) -> int:
     tree_maker.start()
     orders_given = _Orders(orders)
     tree_warm.warm(scheme, orders_given.look)
-    from bootseer.mounts.tree_daemon import prefetch as bringing
+    from bootseer.mounts.tree_daemon import prefetch
     from bootseer.mounts.tree_daemon import serving as tree_serving
     from bootseer.mounts.tree_daemon.validation import SuppliedIndex
 
-    bringing.fork_spare_worker()
+    prefetch.fork_spare_worker()
     order = orders_given.wait()
     if order is None:
-        bringing.end_spare_worker()
+        prefetch.end_spare_worker()
         tree_maker.take().close()
         return 0
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # daemon.py handles them

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from bootseer import aio
 from bootseer.blocks.cache import TREES, Cache, open_cache
 from bootseer.blocks.local import open_local
-from bootseer.blocks.present import read_boot_id
+from bootseer.blocks.presence import read_boot_id
 from bootseer.blocks.trace import ANY_WORKLOAD
 from bootseer.blocks.tree_files import write_whole
 from bootseer.cache_folder import VARIABLE as CACHE_VARIABLE

@@ -19,9 +19,9 @@ from bootseer import aio
 from bootseer.errors import BootseerError, StorageError, StorageTimeout, Unavailable
 from bootseer.storage.engine.bounce import BouncePool, Buffer
 from bootseer.storage.engine.coalesce import MAX_GAP_BYTES, PIECE_BYTES, PlannedRead, WantedRange, plan_pieces
+from bootseer.storage.engine.concurrency_limit import START_WIDTH, ConcurrencyLimit, backoff_s
 from bootseer.storage.engine.gate import ReadSemaphore
 from bootseer.storage.engine.hedge import ReadDurations, may_hedge
-from bootseer.storage.engine.pace import START_WIDTH, ConcurrencyLimit, backoff_s
 from bootseer.storage.protocol import Store
 from bootseer.tuning import current
 
@@ -147,7 +147,7 @@ class RangeReader:
         job.land(piece)
 
     def _leave(self, job: _Job, flight: _InFlightPiece, _task: asyncio.Task[None]) -> None:
-        del job.flights[flight]
+        del job.reads[flight]
         job.in_flight[flight.piece.path] -= 1
         self._gate.leave(is_lent=flight.is_lent)
 
@@ -228,7 +228,7 @@ class RangeReader:
             await asyncio.sleep(STRAGGLER_CHECK_S)
             now_s = _now_s()
             overdue = []
-            for flight in job.flights:
+            for flight in job.reads:
                 if flight.scope is None:
                     continue  # it waits for memory or for its next try
                 length = len(flight.rest)
@@ -331,7 +331,7 @@ class _Job:
         self.pending = deque(pieces)
         self.pieces = len(pieces)
         self.done = self.hedges = 0
-        self.flights: dict[_InFlightPiece, None] = {}  # oldest first
+        self.reads: dict[_InFlightPiece, None] = {}  # oldest first
         self.in_flight: dict[str, int] = {}  # pieces, by path
         self.is_done = asyncio.Event()
         self._on_piece = on_piece
@@ -350,7 +350,7 @@ class _Job:
         del self.pending[best]
         self.in_flight[piece.path] = fewest + 1
         flight = _InFlightPiece(piece, self._attempt)
-        self.flights[flight] = None
+        self.reads[flight] = None
         return flight
 
     def land(self, piece: PlannedRead) -> None:

@@ -65,7 +65,7 @@ class _Ended:
         self.step, self.step_why = "", ""  # of the escalation ladder
         self.done: list[str] = []  # results of the steps
         self.step_stages: dict[str, float] = {}  # their durations
-        self.mended_s = now_s  # the end of the last step
+        self.recovered_s = now_s  # the end of the last step
         self.checks: list[str] = []  # findings of checks of several nodes
         self.is_last = False
         self.sent_s: float | None = None  # when the nodes were sent the next attempt
@@ -158,7 +158,7 @@ class FailureNotes:
             last = self._waiting[-1]
             last.step_stages[stage] = took_s
             last.done = [*last.done, *lines][:MAX_DONE]
-            last.mended_s = now_s
+            last.recovered_s = now_s
 
     def early(self) -> FailureRecordMessage | None:
         """Return the record of the last end of an attempt with the facts so far; a complete one follows."""
@@ -223,7 +223,7 @@ class FailureNotes:
         stages |= {
             "ranks_stopped_s": _after(ended.stopped_s, ended.stop_began_s),
             "backoff_s": None if ended.is_last else ended.backoff_s,
-            "rendezvous_s": _after(ended.sent_s, max(ended.mended_s, ended.stopped_s + ended.backoff_s)),
+            "rendezvous_s": _after(ended.sent_s, max(ended.recovered_s, ended.stopped_s + ended.backoff_s)),
             "spawn_s": _after(ended.running_s, ended.sent_s),
             "first_step_s": None,  # the node that keeps the record adds it
         }

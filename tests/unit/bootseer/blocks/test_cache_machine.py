@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from bootseer.blocks.cache import Cache
-from bootseer.blocks.present import HEADER_BYTES
+from bootseer.blocks.presence import HEADER_BYTES
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import BLOCK_CHECKSUMS
 from bootseer.tree.index import BLOCK_BYTES

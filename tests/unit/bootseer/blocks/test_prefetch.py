@@ -14,8 +14,8 @@ import pytest
 from bootseer.backoff import Backoff
 from bootseer.blocks import plan, prefetch
 from bootseer.blocks.cache import Cache
+from bootseer.blocks.dedup_sources import DedupSources
 from bootseer.blocks.device import BLOCK_SHIFT, open_device
-from bootseer.blocks.donors import DedupSources
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.prefetch import Phase, Prefetcher
 from bootseer.cache_folder import Limit
@@ -254,7 +254,7 @@ def test_other_trees_are_let_go_at_the_end(root: Cache) -> None:
         assert root.collect(0).trees == 1
         assert fetcher.statistics()["donated_blocks"] == 20
 
-    run(root, make_store(TREE), use, donors=DedupSources(root, TREE.digest, TREE.index))
+    run(root, make_store(TREE), use, dedup_sources=DedupSources(root, TREE.digest, TREE.index))
 
 
 def test_other_trees_still_give_after_the_hot_blocks(root: Cache) -> None:
@@ -274,7 +274,7 @@ def test_other_trees_still_give_after_the_hot_blocks(root: Cache) -> None:
         assert fetcher.statistics()["donated_blocks"] == 20
         assert root.collect(0).trees == 1
 
-    run(root, store, use, donors=DedupSources(root, TREE.digest, TREE.index), max_gap_bytes=0)
+    run(root, store, use, dedup_sources=DedupSources(root, TREE.digest, TREE.index), max_gap_bytes=0)
 
 
 def test_a_store_that_fails_leaves_other_trees_in_use(root: Cache) -> None:
@@ -293,7 +293,7 @@ def test_a_store_that_fails_leaves_other_trees_in_use(root: Cache) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefetch, "PAUSES", Backoff(0.001, 30.0))
-        run(root, store, use, donors=DedupSources(root, TREE.digest, TREE.index))
+        run(root, store, use, dedup_sources=DedupSources(root, TREE.digest, TREE.index))
     assert root.collect(0).trees == 2, "its end lets go of them"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bootseer import crc
 from bootseer.blocks.cache import Cache
-from bootseer.blocks.present import HEADER_BYTES
+from bootseer.blocks.presence import HEADER_BYTES
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import BLOCK_CHECKSUMS, GRANULE_BYTES, TreeFiles, checksum_block
 from bootseer.tree.index import BLOCK_BYTES
@@ -217,7 +217,7 @@ def test_a_file_cut_off_or_gone_costs_fetches_and_nothing_else(
         assert read(cache, 0, len(DEVICE)) == DEVICE
 
 
-def test_what_one_finds_damaged_another_may_have_mended(root: Cache) -> None:
+def test_what_one_finds_damaged_another_may_have_repaired(root: Cache) -> None:
     with open_cache(root, TREE) as one, open_cache(root, TREE) as two:
         fill_all(one, TREE)
         flip(directory_of(root) / "data", 5 * BLOCK_BYTES)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bootseer import aio
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.storage import open_store
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bootseer import aio
 from bootseer.checkpoint.convert import stripe_version, unstripe_version
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import Pinned
+from bootseer.checkpoint.versions.resolve import Pinned
 from bootseer.checkpoint.versions.verify import verify
 from bootseer.checkpoint.versions.version_input import inputs_of
 from bootseer.checkpoint.writing import plain_writer, writer

@@ -12,7 +12,7 @@ from bootseer.checkpoint.io.inputs import MemoryInput
 from bootseer.checkpoint.io.source import Request
 from bootseer.checkpoint.mounting import SourceFiles
 from bootseer.checkpoint.opening import Job, open_job
-from bootseer.checkpoint.versions.striped import resolve
+from bootseer.checkpoint.versions.resolve import resolve
 from bootseer.checkpoint.writing.writer import Geometry, write_version
 from bootseer.errors import DigestMismatch
 from bootseer.storage.local.store import LocalStore

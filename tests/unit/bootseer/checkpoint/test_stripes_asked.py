@@ -8,7 +8,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint import convert
-from bootseer.checkpoint.versions.striped import resolve
+from bootseer.checkpoint.versions.resolve import resolve
 from bootseer.storage.local.store import LocalStore
 
 

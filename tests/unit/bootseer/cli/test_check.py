@@ -10,9 +10,9 @@ import pytest
 
 from bootseer.cli import check
 from bootseer.health.checks import CHECKS
-from bootseer.health.door import HostInterface
 from bootseer.health.finding import BAD, LEVELS, Finding
 from bootseer.health.host_facts import read_descriptors
+from bootseer.health.host_interface import HostInterface
 
 pytestmark = [
     pytest.mark.leaks,

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bootseer.health.door import ClockState, FileSystemSpace, HostInterface
+from bootseer.health.host_interface import ClockState, FileSystemSpace, HostInterface
 from tests.support import lacking
 
 HEALTHY: Mapping[str, str] = {

@@ -15,10 +15,10 @@ import pytest
 
 from bootseer.errors import UsageError
 from bootseer.health import checks, kernel_lines, nvml
-from bootseer.health import door as host_interface
+from bootseer.health import host_interface as host_interface
 from bootseer.health.checks import CHECKS, Request, choose, make_tasks
-from bootseer.health.door import ClockState, FileSystemSpace, HostInterface
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
+from bootseer.health.host_interface import ClockState, FileSystemSpace, HostInterface
 from bootseer.health.limits import Limits
 from bootseer.health.runner import run_tasks
 from tests.unit.bootseer.health.machines import (

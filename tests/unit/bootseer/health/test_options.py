@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bootseer.errors import UsageError
-from bootseer.health.beside import make_request
+from bootseer.health.at_start import make_request
 from bootseer.health.checks import Path
 from bootseer.health.limits import Limits
 from bootseer.health.options import Options, add_arguments, from_arguments, read_options

@@ -16,8 +16,8 @@ import pytest
 from bootseer.health import runner
 from bootseer.health.checks import Request, make_tasks
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
-from bootseer.health.own import MAX_ERROR_BYTES, MAX_OUTPUT_BYTES, _drain, name_of, run_own
 from bootseer.health.runner import Task, run_tasks
+from bootseer.health.user_check import MAX_ERROR_BYTES, MAX_OUTPUT_BYTES, _drain, name_of, run_own
 from bootseer.tuning import DEFAULTS
 from tests.support import wait_until
 from tests.unit.bootseer.health.machines import HEALTHY, MadeHost, write_tree

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.health import accelerators, host, kernel_lines, network
-from bootseer.health.door import ClockState, FileSystemSpace
 from bootseer.health.finding import (
     FAIL,
     LEVELS,
@@ -23,6 +22,7 @@ from bootseer.health.finding import (
     one_line,
     worst,
 )
+from bootseer.health.host_interface import ClockState, FileSystemSpace
 from bootseer.health.limits import Limits
 from bootseer.health.network_facts import Link
 from bootseer.health.nvml import Gpu

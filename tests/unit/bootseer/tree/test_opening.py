@@ -356,7 +356,7 @@ def test_publishing_again_changes_nothing(store: FaultyStore) -> None:
     assert opened(store).index.source == "a"
 
 
-def test_a_damaged_index_is_mended_by_publishing(store: FaultyStore) -> None:
+def test_a_damaged_index_is_repaired_by_publishing(store: FaultyStore) -> None:
     head = published(store)
     for damaged in (b"x", b"", bytes(head.index_bytes)):
         run(store.publish(index_path(head.digest), damaged))

@@ -22,7 +22,7 @@ from launcher.agent.user_command import CommandResult, UserCommand
 from launcher.base.loop import Loop
 from launcher.cli.config_file import fill
 from launcher.cli.parser import get_args_parser
-from launcher.coordinator.policy import StepLimits
+from launcher.coordinator.restart_policy import StepLimits
 from launcher.health.stop_checks import StopChecks
 from launcher.ranks.start_recorder import HelperSpan
 from launcher.rendezvous.messages import Examine, Examined, RecoveryResult, RecoveryStep

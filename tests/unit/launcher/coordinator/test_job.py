@@ -15,7 +15,7 @@ from launcher.base.facts import RankFacts
 from launcher.coordinator.attempt import MAX_LOST_REPORTED
 from launcher.coordinator.membership import JOIN_SETTLE_S
 from launcher.coordinator.nodes import Silence
-from launcher.coordinator.policy import StepLimits
+from launcher.coordinator.restart_policy import StepLimits
 from launcher.coordinator.restarts import MAX_PORT_RETRIES
 from launcher.coordinator.running import SAME_ERROR_WAIT_S
 from launcher.coordinator.state import Phase

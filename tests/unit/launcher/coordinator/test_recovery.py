@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from launcher.coordinator.policy import StepLimits
 from launcher.coordinator.recovery_steps import MARGIN_S
+from launcher.coordinator.restart_policy import StepLimits
 from launcher.monitor.failure.record import format_record, unpack
 from launcher.rendezvous.messages import (
     BadFinding,

@@ -51,7 +51,7 @@ for line in connection.makefile():
             json.dump(order, file)
         if plan["silent"] == "show-from":
             continue
-        tell("shown-from", door=order["door"], why=plan.get("hidden", ""))
+        tell("shown-from", address=order["address"], why=plan.get("hidden", ""))
     elif order["do"] == "hide":
         with open(f"TOP/hidden{number}", "w") as file:
             json.dump(order, file)
@@ -306,7 +306,7 @@ def test_mounts_are_shown_again_in_an_image_that_is_opened_again(
     bed.until(lambda: why)
     bed.kill(0)
     bed.until(lambda: len(bed.opened) == 2)
-    wanted = {"do": "show-from", "door": "door", "folders": ["/t"]}
+    wanted = {"do": "show-from", "address": "door", "folders": ["/t"]}
     assert json.loads((tmp_path / "shown1").read_text()) == wanted, "before anybody is told that it is open"
     assert why == ["", ""]
     bed.kill(1)

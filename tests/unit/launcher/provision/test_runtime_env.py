@@ -40,13 +40,13 @@ for line in connection.makefile():
     order = json.loads(line)
     do = order["do"]
     with open("TOP/told", "a") as file:
-        file.write(f"{who}{number} {do} {order.get('door', '')}".strip() + "\\n")
+        file.write(f"{who}{number} {do} {order.get('address', '')}".strip() + "\\n")
     if (who, do) == ("image", "start"):
         tell("resolved", digest="DIGEST")
         tell("ready", prefix=["enter", str(number)], program="/p", set={}, unset=[], digest="DIGEST", lock="",
              how="mounted", source_s=0.0, root_s=0.0, has_user_namespace=False, notes=[])
     elif do == "show-from":
-        tell("shown-from", door=order["door"], why=plan.get("hidden", ""))
+        tell("shown-from", address=order["address"], why=plan.get("hidden", ""))
     elif do == "hide":
         tell("hidden", why="")
     elif (who, do) == ("image", "show"):

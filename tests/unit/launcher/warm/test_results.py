@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.linux.locks import try_lock
-from launcher.warm import noted
+from launcher.warm import warm_record
 from launcher.warm.results import (
     CACHED,
     ENV,
@@ -83,65 +83,67 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 def test_a_start_finds_what_it_was_warmed_with(environ: dict[str, str]) -> None:
     image, env = Warmed(IMAGE, CACHED, "a" * 64, 5, 5), Warmed(ENV, IN_PLACE, "b" * 64)
-    noted.write([image, Warmed(ENV, FAILED, "c" * 64)], environ, now_s=100.0)
-    noted.write([env], environ, now_s=200.0)
+    warm_record.write([image, Warmed(ENV, FAILED, "c" * 64)], environ, now_s=100.0)
+    warm_record.write([env], environ, now_s=200.0)
     wanted = [(IMAGE, "a" * 64), (ENV, "b" * 64), (ENV, "c" * 64)]
-    assert noted.find(wanted, environ) == [(image, 100.0), (env, 200.0)]
-    noted.write([image._replace(fetched_bytes=0)], environ, now_s=300.0)
-    assert noted.find(wanted[:1], environ) == [(image._replace(fetched_bytes=0), 300.0)]
+    assert warm_record.find(wanted, environ) == [(image, 100.0), (env, 200.0)]
+    warm_record.write([image._replace(fetched_bytes=0)], environ, now_s=300.0)
+    assert warm_record.find(wanted[:1], environ) == [(image._replace(fetched_bytes=0), 300.0)]
 
 
 def test_two_that_write_at_once_lose_nothing(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The second begins when the first has read, and has not written."""
-    real, seconds = noted._read, list[threading.Thread]()
+    real, seconds = warm_record._read, list[threading.Thread]()
 
     def read(directory: str) -> list[dict[str, Any]]:
         found = real(directory)
         if not seconds:
-            seconds.append(threading.Thread(target=noted.write, args=([Warmed(IMAGE, CACHED, "b")], environ)))
+            seconds.append(
+                threading.Thread(target=warm_record.write, args=([Warmed(IMAGE, CACHED, "b")], environ))
+            )
             seconds[0].start()
             seconds[0].join(0.2)  # it ends if nothing holds it up
         return found
 
-    monkeypatch.setattr(noted, "_read", read)
-    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
+    monkeypatch.setattr(warm_record, "_read", read)
+    warm_record.write([Warmed(IMAGE, CACHED, "a")], environ)
     seconds[0].join()
-    assert len(noted.find([(IMAGE, "a"), (IMAGE, "b")], environ)) == 2
+    assert len(warm_record.find([(IMAGE, "a"), (IMAGE, "b")], environ)) == 2
 
 
 def test_a_writer_that_hangs_holds_up_no_other_for_long(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
-    monkeypatch.setattr(noted, "LOCK_S", 0.01)
-    with open(os.path.join(environ["BOOTSEER_CACHE"], noted.LOCK_NAME), "r+b") as file:
+    warm_record.write([Warmed(IMAGE, CACHED, "a")], environ)
+    monkeypatch.setattr(warm_record, "LOCK_S", 0.01)
+    with open(os.path.join(environ["BOOTSEER_CACHE"], warm_record.LOCK_NAME), "r+b") as file:
         assert try_lock(file.fileno(), 0)
-        noted.write([Warmed(IMAGE, CACHED, "b")], environ)
-    assert len(noted.find([(IMAGE, "a"), (IMAGE, "b")], environ)) == 2
+        warm_record.write([Warmed(IMAGE, CACHED, "b")], environ)
+    assert len(warm_record.find([(IMAGE, "a"), (IMAGE, "b")], environ)) == 2
 
 
 def test_it_does_not_grow_for_ever(environ: dict[str, str]) -> None:
-    for number in range(noted.MAX_ENTRIES + 10):
-        noted.write([Warmed(IMAGE, CACHED, str(number))], environ, now_s=float(number))
-    assert noted.find([(IMAGE, "9")], environ) == []
-    last = str(noted.MAX_ENTRIES + 9)
-    assert len(noted.find([(IMAGE, last)], environ)) == 1
+    for number in range(warm_record.MAX_ENTRIES + 10):
+        warm_record.write([Warmed(IMAGE, CACHED, str(number))], environ, now_s=float(number))
+    assert warm_record.find([(IMAGE, "9")], environ) == []
+    last = str(warm_record.MAX_ENTRIES + 9)
+    assert len(warm_record.find([(IMAGE, last)], environ)) == 1
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"v":2,"entries":[]}', '{"v":1,"entries":[1,{"stage":"image"}]}']
 )
 def test_what_cannot_be_read_is_nothing(text: str, environ: dict[str, str]) -> None:
-    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
-    path = os.path.join(environ["BOOTSEER_CACHE"], noted.NAME)
+    warm_record.write([Warmed(IMAGE, CACHED, "a")], environ)
+    path = os.path.join(environ["BOOTSEER_CACHE"], warm_record.NAME)
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
-    assert noted.find([(IMAGE, "a")], environ) == []
-    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
-    assert len(noted.find([(IMAGE, "a")], environ)) == 1
+    assert warm_record.find([(IMAGE, "a")], environ) == []
+    warm_record.write([Warmed(IMAGE, CACHED, "a")], environ)
+    assert len(warm_record.find([(IMAGE, "a")], environ)) == 1
 
 
 def test_a_file_of_others_is_not_trusted(environ: dict[str, str]) -> None:
-    noted.write([Warmed(IMAGE, CACHED, "a")], environ)
-    os.chmod(os.path.join(environ["BOOTSEER_CACHE"], noted.NAME), 0o666)
-    assert noted.find([(IMAGE, "a")], environ) == []
+    warm_record.write([Warmed(IMAGE, CACHED, "a")], environ)
+    os.chmod(os.path.join(environ["BOOTSEER_CACHE"], warm_record.NAME), 0o666)
+    assert warm_record.find([(IMAGE, "a")], environ) == []

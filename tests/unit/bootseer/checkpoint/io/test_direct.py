@@ -222,7 +222,7 @@ def test_local_file_that_changes(big: Path) -> None:
 
 def test_local_directory_has_the_digest_that_the_job_pins(tmp_path: Path) -> None:
     from bootseer import aio
-    from bootseer.checkpoint.versions.striped import resolve
+    from bootseer.checkpoint.versions.resolve import resolve
     from bootseer.storage import open_at, open_store
 
     (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")

@@ -16,7 +16,7 @@ import pytest
 from bootseer.checkpoint.service import resolving
 from bootseer.checkpoint.service.process import Child
 from bootseer.checkpoint.service.resolving import NOTHING, UNUSABLE, Resolver, may_appear, outcome, run_resolver
-from bootseer.checkpoint.versions.striped import PLAIN, NoCompleteCheckpoint, Pinned
+from bootseer.checkpoint.versions.resolve import PLAIN, NoCompleteCheckpoint, Pinned
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, Unavailable
 from bootseer.ipc.channel import Channel
 

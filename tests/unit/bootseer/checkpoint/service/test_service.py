@@ -17,7 +17,7 @@ from bootseer.checkpoint.opening import store_at
 from bootseer.checkpoint.service.loading import State
 from bootseer.checkpoint.service.process import Child
 from bootseer.checkpoint.service.service import CheckpointService
-from bootseer.checkpoint.versions.striped import Pinned, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, resolve
 from bootseer.checkpoint.writing.saved_units import SavedUnits
 from bootseer.ipc.channel import Channel
 from tests.unit.bootseer.checkpoint.sources import put, stripe

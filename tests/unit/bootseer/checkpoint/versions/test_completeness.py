@@ -11,7 +11,7 @@ import pytest
 from bootseer import aio
 from bootseer.checkpoint.versions.candidates import step_of
 from bootseer.checkpoint.versions.completeness import inspect_file, reader_of
-from bootseer.checkpoint.versions.striped import NoCompleteCheckpoint, Pinned, resolve
+from bootseer.checkpoint.versions.resolve import NoCompleteCheckpoint, Pinned, resolve
 from bootseer.errors import CheckpointError
 from bootseer.storage.memory import MemoryStore
 from tests.unit.bootseer.checkpoint.made_files import dcp_metadata, pt_file, safetensors_file

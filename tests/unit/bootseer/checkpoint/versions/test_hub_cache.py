@@ -10,7 +10,7 @@ import pytest
 from bootseer import aio
 from bootseer.checkpoint import load_file
 from bootseer.checkpoint.service.rank_paths import own_path
-from bootseer.checkpoint.versions.striped import Pinned, pin, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, pin, resolve
 from bootseer.storage.local.store import LocalStore
 from tests.unit.bootseer.checkpoint.format.test_as_safetensors import T, file_of
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint.versions.striped import NoCompleteCheckpoint, Pinned, resolve
+from bootseer.checkpoint.versions.resolve import NoCompleteCheckpoint, Pinned, resolve
 from bootseer.errors import BootseerError
 from bootseer.storage.memory import MemoryStore, forget
 

@@ -10,7 +10,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint.convert import stripe
-from bootseer.checkpoint.versions.striped import NoCompleteCheckpoint, Pinned, pin, resolve
+from bootseer.checkpoint.versions.resolve import NoCompleteCheckpoint, Pinned, pin, resolve
 from bootseer.checkpoint.versions.verify import verify
 from bootseer.errors import BootseerError, IntegrityError
 from bootseer.storage.memory import MemoryStore

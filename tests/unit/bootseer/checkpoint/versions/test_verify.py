@@ -10,7 +10,7 @@ import pytest
 from bootseer import aio
 from bootseer.checkpoint.convert import stripe_version, unstripe_version
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import Pinned, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, resolve
 from bootseer.checkpoint.versions.verify import VerifyResult, verify
 from bootseer.checkpoint.writing import writer as writing
 from bootseer.checkpoint.writing.writer import Geometry, write_version

@@ -8,7 +8,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint.io.inputs import MemoryInput
-from bootseer.checkpoint.versions.striped import list_versions, resolve
+from bootseer.checkpoint.versions.resolve import list_versions, resolve
 from bootseer.checkpoint.writing import committing
 from bootseer.checkpoint.writing.committing import collect_garbage, commit, new_version
 from bootseer.checkpoint.writing.writer import Geometry, VersionWriter, write_version

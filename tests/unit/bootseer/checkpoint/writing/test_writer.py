@@ -18,7 +18,7 @@ from bootseer.checkpoint.format.manifest import MANIFEST_NAME
 from bootseer.checkpoint.io.direct import FULL, DirectSource
 from bootseer.checkpoint.io.inputs import FileInput, MemoryInput, Stream
 from bootseer.checkpoint.io.source import Request
-from bootseer.checkpoint.versions.striped import Pinned, list_versions, pin, resolve
+from bootseer.checkpoint.versions.resolve import Pinned, list_versions, pin, resolve
 from bootseer.checkpoint.writing import writer as writing
 from bootseer.checkpoint.writing.writer import (
     Geometry,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, NotFound, SourceChanged, StorageTimeout, Truncated, Unavailable
-from bootseer.storage.engine.pace import ConcurrencyLimit
+from bootseer.storage.engine.concurrency_limit import ConcurrencyLimit
 from bootseer.storage.engine.ranges import RangeReader, RangeRequest
 from tests.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.storage.slow_store import SlowStore, content

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.tuning import DEFAULTS
-from launcher.coordinator.policy import NoProgress, RestartPolicy, SameError
+from launcher.coordinator.restart_policy import NoProgress, RestartPolicy, SameError
 
 MAX_BACKOFF_S = DEFAULTS.launcher.max_backoff_s
 MAX_WITHOUT_PROGRESS = DEFAULTS.launcher.attempts_without_progress

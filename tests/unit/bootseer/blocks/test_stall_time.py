@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bootseer.blocks.waits import StallTime
+from bootseer.blocks.stall_time import StallTime
 
 
 def test_waits_at_once_count_once() -> None:

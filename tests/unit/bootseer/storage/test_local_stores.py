@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.linux import page_cache
-from bootseer.storage import near
+from bootseer.storage import local_stores
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from bootseer.storage import near
     ],
 )
 def test_directories(url: str, folder: str) -> None:
-    assert near.directory_of(url) == folder
+    assert local_stores.directory_of(url) == folder
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -30,5 +30,5 @@ def test_directories_of_a_server_are_not_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool
 ) -> None:
     monkeypatch.setattr(page_cache, "is_remote", lambda _: is_remote)
-    assert near.local_disk_directory_of(str(tmp_path)) == ("" if is_remote else str(tmp_path))
-    assert near.local_disk_directory_of("http://host/a") == ""
+    assert local_stores.local_disk_directory_of(str(tmp_path)) == ("" if is_remote else str(tmp_path))
+    assert local_stores.local_disk_directory_of("http://host/a") == ""

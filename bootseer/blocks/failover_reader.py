@@ -108,8 +108,8 @@ class FailoverReader:
         self._compute = asyncio.Semaphore(max(1, most))  # for blocks for which no reader waits
         self.counts = {"demand_blocks": 0, "prefetch_blocks": 0, "wrong_blocks": 0}
 
-    async def carry(
-        self, span: Span, view: memoryview, flights: dict[int, InFlightBlock], want: BlockRequest
+    async def read(
+        self, span: Span, view: memoryview, in_flight: dict[int, InFlightBlock], want: BlockRequest
     ) -> None:
         """Fetch the blocks of a span into the cache through `view`, which is as long as the span."""
         where, offset = self._index.pack_path(span.pack), span.offset
@@ -134,7 +134,7 @@ class FailoverReader:
                 except StorageError as error:
                     failure = error
                     break
-                left = await self._unpack(left, view, span, source, flights, want)
+                left = await self._unpack(left, view, span, source, in_flight, want)
                 if not left:
                     return
                 for block in left:
@@ -157,7 +157,7 @@ class FailoverReader:
         view: memoryview,
         span: Span,
         source: StoreSource,
-        flights: dict[int, InFlightBlock],
+        in_flight: dict[int, InFlightBlock],
         want: BlockRequest,
     ) -> list[StoredBlock]:
         """Verify, decompress and store the received blocks. Returns: blocks with wrong bytes."""
@@ -166,14 +166,14 @@ class FailoverReader:
         where = f"{source.store.url}/{self._index.pack_path(span.pack)}"
 
         def is_wanted(number: int) -> bool:
-            return flights[number].is_wanted
+            return in_flight[number].is_wanted
 
         if want.is_demand:
             done = await aio.run_io(unpack_blocks, parts, cache, is_wanted, where)
         else:
             async with self._compute:
                 done = await aio.run_io(unpack_blocks, parts, cache, is_wanted, where)
-        self._land(done.raws, done.refused, flights, want)
+        self._land(done.raws, done.refused, in_flight, want)
         self.counts["demand_blocks" if want.is_demand else "prefetch_blocks"] += len(blocks) - len(done.wrong)
         self.counts["wrong_blocks"] += len(done.wrong)
         return done.wrong

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.present import HEADER_BYTES, decode_saved, encode_saved, is_of_boot, make_header, read_boot_id
+from bootseer.blocks.presence import (
+    HEADER_BYTES,
+    decode_saved,
+    encode_saved,
+    is_of_boot,
+    make_header,
+    read_boot_id,
+)
 
 TREE = "ab" * 32
 

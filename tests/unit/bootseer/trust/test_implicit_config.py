@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.errors import ConfigError
 from bootseer.job_file import read_job_file
-from bootseer.trust.unnamed import read_implicit_config
+from bootseer.trust.implicit_config import read_implicit_config
 from launcher.cli.parser import parse
 from launcher.spec import build_spec
 from tests.support import lacking

@@ -22,7 +22,7 @@ def start(tmp_path: Path) -> Iterator[object]:
     made: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str) -> subprocess.Popen[bytes]:
-        command = command_of("bootseer.health.watching", "--every", "0.1", *argv)
+        command = command_of("bootseer.health.while_running", "--every", "0.1", *argv)
         # Not buffered: select has to see all that was not read.
         made.append(subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return made[-1]

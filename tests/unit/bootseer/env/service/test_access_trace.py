@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.env.service.touched import AccessedFile, blocks_of, without_links
+from bootseer.env.service.access_trace import AccessedFile, blocks_of, without_links
 from bootseer.tree.builder.building import build
 from bootseer.tree.builder.from_directory import DirectorySource
 from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, Index

@@ -1,6 +1,6 @@
 """The cheap checks, during the start of a job: findings as JSON lines on stdout, one by one.
 
-    python -P -m bootseer.health.beside --log-hours H [options of options.py] -- DIR...
+    python -P -m bootseer.health.at_start --log-hours H [options of options.py] -- DIR...
 
 The last line is {"done": true}: without it the output was cut off. It runs at the lowest priority, as ranks start
 at the same time. It writes nothing to the directories, but writes and reads each --path. It ends with its parent.
@@ -14,7 +14,7 @@ import signal
 import sys
 
 from bootseer.health.checks import CHECKS, OWN, Path, Request, make_tasks
-from bootseer.health.door import HostInterface
+from bootseer.health.host_interface import HostInterface
 from bootseer.health.options import Options, add_arguments, from_arguments, split_path
 from bootseer.health.runner import run_tasks
 from bootseer.ipc.framing import encode
@@ -46,7 +46,7 @@ def make_request(
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bootseer.health.beside")
+    parser = argparse.ArgumentParser(prog="bootseer.health.at_start")
     parser.add_argument("--log-hours", type=float, default=1.0)
     parser.add_argument("folders", nargs="*")
     add_arguments(parser)

@@ -1,6 +1,6 @@
 """The cheap checks, repeated while ranks run: new and ended findings as JSON lines on stdout.
 
-    python -P -m bootseer.health.watching --every S [options of options.py] -- DIR...
+    python -P -m bootseer.health.while_running --every S [options of options.py] -- DIR...
 
 It runs at the lowest priority, with each check in its own process (runner.py): one that hangs is reported and
 delays no other. It writes no files. It ends with its parent, or at the end of standard input.
@@ -15,10 +15,10 @@ import signal
 import sys
 import time
 
-from bootseer.health.beside import make_request
+from bootseer.health.at_start import make_request
 from bootseer.health.changes import Changes
 from bootseer.health.checks import CHECKS, make_tasks
-from bootseer.health.door import HostInterface
+from bootseer.health.host_interface import HostInterface
 from bootseer.health.options import EVERY_S, add_arguments, from_arguments
 from bootseer.health.runner import run_tasks
 from bootseer.ipc.framing import encode
@@ -32,7 +32,7 @@ NEVER = {"storage", "shared-memory"}  # the first writes; the second does not ch
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bootseer.health.watching")
+    parser = argparse.ArgumentParser(prog="bootseer.health.while_running")
     parser.add_argument("--every", type=float, default=EVERY_S)
     parser.add_argument("folders", nargs="*")
     add_arguments(parser)
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     set_death_signal(signal.SIGKILL)
     lower()
     options = from_arguments(args)
-    door, changes, began_s = HostInterface(), Changes(), time.monotonic()
+    system, changes, began_s = HostInterface(), Changes(), time.monotonic()
     left: dict[tuple[str, str], int] = {}
     look = 0
     try:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
             looked_s = time.monotonic()
             names = [name for name in CHECKS if name not in NEVER and look % SELDOM.get(name, 1) == 0]
             request = make_request(options, args.folders, (looked_s - began_s) / 3600, 0.0, ancestor)
-            tasks = make_tasks(door, request, names)
+            tasks = make_tasks(system, request, names)
             found = [
                 each for findings in run_tasks(tasks, options.timeout_s or LIMIT_S, left) for each in findings
             ]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import Cache
+from bootseer.blocks.dedup_sources import DedupSources
 from bootseer.blocks.device import open_device
-from bootseer.blocks.donors import DedupSources
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.tree.index import BLOCK_BYTES
 from tests.unit.bootseer.blocks.trees import Tree, fill_all, make_raw, make_store, make_tree, open_cache, open_root
@@ -40,7 +40,9 @@ def fetch_new(root: Cache) -> tuple[dict[str, float], int]:
 
     async def main() -> dict[str, float]:
         with open_cache(root, NEW) as cache:
-            fetcher = BlockFetcher(NEW.index, cache, [store], donors=DedupSources(root, NEW.digest, NEW.index))
+            fetcher = BlockFetcher(
+                NEW.index, cache, [store], dedup_sources=DedupSources(root, NEW.digest, NEW.index)
+            )
             await fetcher.ensure(range(NEW.count))
             for number, raw in enumerate(NEW.raws):
                 assert cache.try_read_block(number, len(raw)) == raw
@@ -96,18 +98,18 @@ def test_few_trees_are_looked_at_the_latest_first(root: Cache) -> None:
     put(root, OLD, age_s=100)
     for age in range(3):
         put(root, make_tree([make_raw(("other", age))]), age_s=age)
-    donors = DedupSources(root, NEW.digest, NEW.index)
-    donors.build()
-    assert not any(donors.has(number) for number in range(NEW.count))
-    donors.close()
-    donors = DedupSources(root, NEW.digest, NEW.index, max_trees=4)
-    donors.build()
-    assert [number for number in range(NEW.count) if donors.has(number)] == list(range(1, 11))
-    assert donors.try_read(1, len(NEW.raws[1])) == NEW.raws[1]
-    assert donors.try_read(0, 10) is None
+    dedup_sources = DedupSources(root, NEW.digest, NEW.index)
+    dedup_sources.build()
+    assert not any(dedup_sources.has(number) for number in range(NEW.count))
+    dedup_sources.close()
+    dedup_sources = DedupSources(root, NEW.digest, NEW.index, max_trees=4)
+    dedup_sources.build()
+    assert [number for number in range(NEW.count) if dedup_sources.has(number)] == list(range(1, 11))
+    assert dedup_sources.try_read(1, len(NEW.raws[1])) == NEW.raws[1]
+    assert dedup_sources.try_read(0, 10) is None
     assert root.collect(0).left_bytes > 0  # it is in use
-    donors.close()
-    assert donors.try_read(1, 10) is None
+    dedup_sources.close()
+    assert dedup_sources.try_read(1, 10) is None
     assert root.collect(0).left_bytes == 0
 
 
@@ -115,19 +117,19 @@ def test_a_donor_gets_no_younger(root: Cache) -> None:
     put(root, OLD, age_s=100)
     put(root, make_tree([make_raw("other")], source="other"), age_s=50)
     used_s = [tree.used_s for tree in root.trees()]
-    donors = DedupSources(root, NEW.digest, NEW.index)
-    donors.build()
-    assert donors.has(1)
-    donors.close()
+    dedup_sources = DedupSources(root, NEW.digest, NEW.index)
+    dedup_sources.build()
+    assert dedup_sources.has(1)
+    dedup_sources.close()
     assert [tree.used_s for tree in root.trees()] == used_s
 
 
 def test_what_is_let_go_while_it_is_being_built_is_let_go(root: Cache) -> None:
     put(root, OLD)
-    donors = DedupSources(root, NEW.digest, NEW.index)
-    donors.close()
-    donors.build()
-    assert not donors.has(1)
+    dedup_sources = DedupSources(root, NEW.digest, NEW.index)
+    dedup_sources.close()
+    dedup_sources.build()
+    assert not dedup_sources.has(1)
     assert root.collect(0).left_bytes == 0
 
 
@@ -137,7 +139,9 @@ def test_a_mount_without_a_trace_has_them_too(root: Cache) -> None:
 
     async def main() -> None:
         with open_cache(root, NEW) as cache:
-            fetcher = BlockFetcher(NEW.index, cache, [store], donors=DedupSources(root, NEW.digest, NEW.index))
+            fetcher = BlockFetcher(
+                NEW.index, cache, [store], dedup_sources=DedupSources(root, NEW.digest, NEW.index)
+            )
             async with open_device(fetcher) as device:
                 await fetcher.prepare()
                 answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -151,10 +155,10 @@ def test_a_mount_without_a_trace_has_them_too(root: Cache) -> None:
 
 def test_trees_that_give_nothing_are_not_held(root: Cache) -> None:
     put(root, make_tree([make_raw("other")]))
-    donors = DedupSources(root, NEW.digest, NEW.index)
-    donors.build()
+    dedup_sources = DedupSources(root, NEW.digest, NEW.index)
+    dedup_sources.build()
     assert root.collect(0).left_bytes == 0
-    donors.close()
+    dedup_sources.close()
 
 
 def test_a_disk_that_fails_costs_only_donations(
@@ -167,8 +171,8 @@ def test_a_disk_that_fails_costs_only_donations(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(root, "trees", fail)
-    donors = DedupSources(root, NEW.digest, NEW.index)
-    donors.build()
-    assert donors.is_built and not any(donors.has(number) for number in range(NEW.count))
+    dedup_sources = DedupSources(root, NEW.digest, NEW.index)
+    dedup_sources.build()
+    assert dedup_sources.is_built and not any(dedup_sources.has(number) for number in range(NEW.count))
     assert said == ["no blocks are taken from other trees: [Errno 24] Too many open files"]
-    donors.close()
+    dedup_sources.close()

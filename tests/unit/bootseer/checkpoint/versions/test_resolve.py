@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint.versions.striped import PLAIN, STRIPED, NoCompleteCheckpoint, Pinned, pin, resolve
+from bootseer.checkpoint.versions.resolve import PLAIN, STRIPED, NoCompleteCheckpoint, Pinned, pin, resolve
 from bootseer.checkpoint.writing.writer import commit
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.storage.memory import MemoryStore

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.storage.engine.pace import (
+from bootseer.storage.engine.concurrency_limit import (
     MAX_BACKOFF_S,
     MAX_RETRY_AFTER_S,
     MAX_WIDTH,

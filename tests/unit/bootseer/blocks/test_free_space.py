@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from bootseer.blocks import room
-from bootseer.blocks.room import CHECK_BYTES, FreeSpace
+from bootseer.blocks import free_space
+from bootseer.blocks.free_space import CHECK_BYTES, FreeSpace
 
 
 class Rooms:
@@ -38,7 +38,7 @@ def test_without_room_it_rests_and_says_so_once(monkeypatch: pytest.MonkeyPatch,
         assert not rooms.room.is_there(1)
     assert rooms.asked == [False]
     assert "limit" in rooms.room.full_reason
-    monkeypatch.setattr(room, "FULL_S", -1.0)
+    monkeypatch.setattr(free_space, "FULL_S", -1.0)
     rooms.room._full_until_s = 0.0
     assert not rooms.room.is_there(1)
     rooms.answer = True
