@@ -25,7 +25,8 @@ examples:
 
 Defaults come from PET_<FLAG> variables (Bootseer's flags: BOOTSEER_<FLAG>); the command line takes precedence.
 Set a job secret (BOOTSEER_SECRET_FILE) to keep other hosts out of a job with several nodes. Exit status: 0, 1 if
-ranks failed, 2 for a wrong command line, 128+n if signal n stopped the job.
+ranks failed or where torchrun refuses a value with 1, 2 for other mistakes in the command line, 128+n if signal n
+stopped the job (torchrun: 1).
 
 Differences from torchrun (docs/reference/torchrun.md lists all): --shutdown-timeout applies to every stop;
 --node-rank also applies to c10d; --max-restarts is one budget for the whole job; masks accept ranks with several

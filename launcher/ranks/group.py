@@ -6,6 +6,7 @@ agent, which decides with the coordinator how to react to the facts.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -187,7 +188,7 @@ class RankGroup:
         rank = self._by_key.get(key)
         if rank is not None:
             rank.state = RankState.FAILED
-            self._events.cannot_start(f"cannot start rank {rank.rank}: {what}: {os.strerror(number).lower()}")
+            self._events.cannot_start(f"cannot start rank {rank.rank}: {describe_exec_error(what, number)}")
 
     def on_exited(self, exited: Exited) -> None:
         rank = self._by_key.get(exited.key)
@@ -290,3 +291,27 @@ class RankGroup:
             checks=() if by_us else self._checks(),
             mounts=() if by_us else self._mounts(self.prepared_ns),
         )
+
+
+def describe_exec_error(program: str, number: int) -> str:
+    """Return why a program was not executed, with the fix. Args: number: the errno of execve(2)."""
+    fix = ""
+    is_file = os.path.isfile(program)
+    if number == errno.ENOENT:
+        if is_file:
+            fix = (
+                "; its first line names an interpreter that does not exist"
+                if "/" in program
+                else (f"; a program without / is looked for in PATH: write ./{program}")
+            )
+        elif "/" in program:
+            fix = "; give a path relative to this directory, or a program in PATH"
+        else:
+            fix = "; it is not in PATH"
+    elif number == errno.EACCES and os.path.isdir(program):
+        fix = "; it is a directory"
+    elif number == errno.EACCES and is_file and not os.access(program, os.X_OK):
+        fix = f"; make it executable: chmod +x {program}"
+    elif number == errno.ENOEXEC and is_file:
+        fix = "; its first line must name an interpreter, such as #!/bin/sh"
+    return f"{program}: {os.strerror(number).lower()}{fix}"

@@ -105,7 +105,12 @@ def _show(job: str | None, as_json: bool, clear: str) -> int:
     if job is None:
         print(f"{NAME}: no job of this user runs on this node (a job appears after 2 s)", file=sys.stderr)
     else:
-        others = ", ".join(str((each.status or {}).get("run_id", "?"))[:80] for each in every[:8])
+        others = ", ".join(
+            str(each.status.get("run_id", "?"))[:80]
+            if each.status is not None
+            else f"one without an answer ({each.why})"
+            for each in every[:8]
+        )
         print(f"{NAME}: no job {job[:80]!r} runs here; running: {others or 'none'}", file=sys.stderr)
     return NONE_RUNS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ import pytest
 
 from launcher.in_rank import bootstrap as inside
 from launcher.ranks.failure_class import FailureClass, certain_user_error, classify_failure
-from launcher.ranks.group import GroupEvents, Rank, RankGroup
+from launcher.ranks.group import GroupEvents, Rank, RankGroup, describe_exec_error
 from launcher.ranks.output.logs import RankLogs
 from launcher.ranks.stats_page import StatsPageFile
 from launcher.rendezvous.messages import Failure, World
@@ -127,3 +128,49 @@ def test_a_rank_keeps_the_status_that_it_ended_with(tmp_path: Path) -> None:
     node.leaves(1, 3)
     node.group.stop(15, 30.0)
     assert node.exits(1, 5).status == 5, "a handler at its end may have changed it"
+
+
+@pytest.mark.parametrize(
+    ("program", "mode", "text", "message"),
+    [
+        ("./run.sh", 0o644, "#!/bin/sh\n", "permission denied; make it executable: chmod +x ./run.sh"),
+        (
+            "run.sh",
+            0o755,
+            "#!/bin/sh\n",
+            "no such file or directory; a program without / is looked for in PATH: write ./run.sh",
+        ),
+        (
+            "./run.sh",
+            0o755,
+            "#!/no/sh\n",
+            "no such file or directory; its first line names an interpreter that does not exist",
+        ),
+        (
+            "./run.sh",
+            0o755,
+            "echo\n",
+            "exec format error; its first line must name an interpreter, such as #!/bin/sh",
+        ),
+        (
+            "./none",
+            None,
+            "",
+            "no such file or directory; give a path relative to this directory, or a program in PATH",
+        ),
+        ("no-such-program", None, "", "no such file or directory; it is not in PATH"),
+        ("./folder", None, "", "permission denied; it is a directory"),
+        ("./run.sh/x", 0o755, "", "not a directory"),
+    ],
+)
+def test_a_program_that_cannot_be_executed_is_named_with_the_fix(
+    program: str, mode: int | None, text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    if mode is not None:
+        (tmp_path / "run.sh").write_text(text)
+        (tmp_path / "run.sh").chmod(mode)
+    with pytest.raises(OSError) as failed:
+        os.execvp(program, [program])
+    assert describe_exec_error(program, failed.value.errno or 0) == f"{program}: {message}"

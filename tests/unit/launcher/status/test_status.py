@@ -300,7 +300,11 @@ def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict
     support.wait_until(lambda: all(found.status is not None for found in ask_all(environ)), 20, "an answer")
 
 
-def test_a_job_that_does_not_answer_is_named(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_answer_is_named(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(places, "ANSWER_S", 0.1)
     os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
     directory = places.prepare(environ)
@@ -309,7 +313,9 @@ def test_a_job_that_does_not_answer_is_named(environ: dict[str, str], monkeypatc
         stopped.bind(f"/proc/self/fd/{fd}/77-stopped")
         stopped.listen()
         (found,) = ask_all(environ)
+        assert command.main(["run7"]) == 1
     os.close(fd)
+    assert "running: one without an answer (its bootrun has not answered within" in capsys.readouterr().err
     assert found.status is None
     assert "has not answered within 0.1 s; it may be stopped" in found.why
     assert ask_all(environ) == [], "once it is gone"
