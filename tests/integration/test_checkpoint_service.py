@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -28,8 +29,12 @@ from tests.integration.service_driver import LIMIT_S, Start, services, wait_unti
 from tests.testing.faulty_http import FaultyHttpServer
 from tests.unit.bootseer.checkpoint.made_files import dcp_metadata, safetensors_file
 
-DATA = random.Random(1).randbytes(40 << 20)
 Attach = Callable[[dict[str, str]], ArenaSource]
+
+
+@functools.cache
+def payload() -> bytes:
+    return random.Random(1).randbytes(40 << 20)
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def service(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def server() -> Iterator[FaultyHttpServer]:
-    with FaultyHttpServer({"model.bin": DATA}) as running:
+    with FaultyHttpServer({"model.bin": payload()}) as running:
         yield running
 
 
@@ -90,12 +95,12 @@ def test_a_checkpoint_is_read_once_for_all_ranks(service: Start, server: FaultyH
     ranks = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     sums = {rank.communicate(timeout=60)[0] for rank in ranks}
     assert len(sums) == 1
-    assert Path(answer["path"]).read_bytes() == DATA  # code that knows nothing of it
-    assert server.served_bytes["model.bin"] <= 1.01 * len(DATA)
+    assert Path(answer["path"]).read_bytes() == payload()  # code that knows nothing of it
+    assert server.served_bytes["model.bin"] <= 1.01 * len(payload())
 
 
 def test_nobody_can_write_to_it(service: Start, attach: Attach, tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(DATA[:100_000])
+    (tmp_path / "model.bin").write_bytes(payload()[:100_000])
     answer = service(str(tmp_path / "model.bin")).load()
     path = answer["path"]
     with pytest.raises(PermissionError):
@@ -108,8 +113,8 @@ def test_nobody_can_write_to_it(service: Start, attach: Attach, tmp_path: Path) 
     view = one.map("model.bin", 0, 100_000)
     assert view is not None
     view[:4] = b"mine"
-    assert read(two, "model.bin") == DATA[:100_000]
-    assert Path(path).read_bytes() == DATA[:100_000]
+    assert read(two, "model.bin") == payload()[:100_000]
+    assert Path(path).read_bytes() == payload()[:100_000]
     one.close()
     two.close()
     assert bytes(view[:4]) == b"mine"  # lives as long as somebody looks at it
@@ -118,7 +123,7 @@ def test_nobody_can_write_to_it(service: Start, attach: Attach, tmp_path: Path) 
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
 def test_another_user_gets_nothing(service: Start, tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(DATA[:5000])
+    (tmp_path / "model.bin").write_bytes(payload()[:5000])
     answer = service(str(tmp_path / "model.bin")).load()
     script = (
         "import os, socket, sys; os.setuid(65534)\n"
@@ -131,7 +136,7 @@ def test_another_user_gets_nothing(service: Start, tmp_path: Path) -> None:
 
 
 def test_another_version_is_not_served(service: Start, tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(DATA[:5000])
+    (tmp_path / "model.bin").write_bytes(payload()[:5000])
     answer = service(str(tmp_path / "model.bin")).load()
     assert connect(answer["address"], "0" * 64) is None
     with pytest.raises(CheckpointError, match="does not answer"):
@@ -149,7 +154,7 @@ def test_a_reader_that_dies_is_replaced(service: Start, attach: Attach, server: 
     server.rate = None
     answer = {**running.hear("ready", "direct"), "digest": found["digest"]}
     assert answer["did"] == "ready"
-    assert read(attach(answer), "model.bin") == DATA
+    assert read(attach(answer), "model.bin") == payload()
 
 
 def test_without_the_service_what_is_there_stays_and_the_rest_is_read(
@@ -158,12 +163,12 @@ def test_without_the_service_what_is_there_stays_and_the_rest_is_read(
     running = service(server.url_of("model.bin"))
     answer = running.load()
     source = attach(answer)
-    assert read(source, "model.bin") == DATA
+    assert read(source, "model.bin") == payload()
     view = source.map("model.bin", 0, 100)
     running.process.send_signal(signal.SIGKILL)
     running.process.wait()
-    assert read(source, "model.bin") == DATA
-    assert view is not None and bytes(view) == DATA[:100]
+    assert read(source, "model.bin") == payload()
+    assert view is not None and bytes(view) == payload()[:100]
     with pytest.raises(CheckpointError):
         connect(answer["address"], answer["digest"])
     assert source.statistics()["read_bytes"] == 0
@@ -175,7 +180,7 @@ def test_without_the_service_what_is_there_stays_and_the_rest_is_read(
 def test_what_the_store_cannot_give_is_an_error(service: Start, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     pinned = aio.run_sync(
-        write_version(store, "ckpt", [("f", MemoryInput([DATA[:50_000]]))], geometry=Geometry(4096, 2))
+        write_version(store, "ckpt", [("f", MemoryInput([payload()[:50_000]]))], geometry=Geometry(4096, 2))
     )
     stripe = tmp_path / pinned.files[0].stripes[0]
     stripe.write_bytes(bytes(stripe.stat().st_size))
@@ -185,7 +190,7 @@ def test_what_the_store_cannot_give_is_an_error(service: Start, tmp_path: Path) 
 
 
 def test_too_little_memory(service: Start, tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(DATA)
+    (tmp_path / "model.bin").write_bytes(payload())
     running = service(str(tmp_path / "model.bin"))
     running.order("start", url=running.url, memory_bytes=1 << 20, arena_bytes=0, keep=False)
     answer = running.load()
@@ -202,8 +207,8 @@ def test_the_next_attempt_finds_it_there(service: Start, attach: Attach, server:
     first = running.load()
     again = running.load()
     assert (again["did"], again["digest"]) == ("ready", first["digest"])
-    assert read(attach(again), "model.bin") == DATA
-    assert server.served_bytes["model.bin"] <= 1.01 * len(DATA)
+    assert read(attach(again), "model.bin") == payload()
+    assert server.served_bytes["model.bin"] <= 1.01 * len(payload())
 
 
 def test_a_newer_version_takes_its_place(service: Start, attach: Attach, tmp_path: Path) -> None:
@@ -212,16 +217,16 @@ def test_a_newer_version_takes_its_place(service: Start, attach: Attach, tmp_pat
     def save(data: bytes) -> None:
         aio.run_sync(write_version(store, "ckpt", [("f", MemoryInput([data]))], geometry=Geometry(4096, 2)))
 
-    save(DATA[:50_000])
+    save(payload()[:50_000])
     running = service(str(tmp_path / "ckpt"))
     first = running.load()
     old = attach(first)
     view = old.map("f", 0, 50_000)
-    save(DATA[50_000:100_000])
+    save(payload()[50_000:100_000])
     second = running.load()
     assert first["digest"] != second["digest"]
-    assert read(attach(second), "f") == DATA[50_000:100_000]
-    assert view is not None and bytes(view) == DATA[:50_000]  # the last attempt's tensors do not change
+    assert read(attach(second), "f") == payload()[50_000:100_000]
+    assert view is not None and bytes(view) == payload()[:50_000]  # the last attempt's tensors do not change
 
 
 def test_what_was_mapped_by_name_does_not_change_with_a_newer_version(service: Start, tmp_path: Path) -> None:
@@ -230,13 +235,13 @@ def test_what_was_mapped_by_name_does_not_change_with_a_newer_version(service: S
     def save(data: bytes) -> None:
         aio.run_sync(write_version(store, "ckpt", [("f", MemoryInput([data]))], geometry=Geometry(4096, 2)))
 
-    save(DATA[:50_000])
+    save(payload()[:50_000])
     running = service(str(tmp_path / "ckpt"))
     with open(f"{running.load()['path']}/f", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    save(DATA[50_000:100_000])
-    assert Path(running.load()["path"], "f").read_bytes() == DATA[50_000:100_000]
-    assert mapped[:] == DATA[:50_000]
+    save(payload()[50_000:100_000])
+    assert Path(running.load()["path"], "f").read_bytes() == payload()[50_000:100_000]
+    assert mapped[:] == payload()[:50_000]
     mapped.close()
 
 
@@ -244,20 +249,20 @@ def test_after_the_first_step_files_are_where_they_were(service: Start, tmp_path
     directory = tmp_path / "ckpt"
     directory.mkdir()
     (directory / "config.json").write_bytes(b"{}")
-    (directory / "model.bin").write_bytes(DATA)
+    (directory / "model.bin").write_bytes(payload())
     running = service(str(directory))
     path = Path(running.load()["path"])
     assert path != directory
     running.order("release")
     running.order("statistics")
     assert running.hear("statistics")["arena_bytes"] == 0
-    assert (path / "config.json").read_bytes() == b"{}" and (path / "model.bin").read_bytes() == DATA
+    assert (path / "config.json").read_bytes() == b"{}" and (path / "model.bin").read_bytes() == payload()
 
 
 def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(
     service: Start, attach: Attach, tmp_path: Path
 ) -> None:
-    files = {f"__{rank}_0.distcp": DATA[: 20 << 20] for rank in range(3)}
+    files = {f"__{rank}_0.distcp": payload()[: 20 << 20] for rank in range(3)}
     files[".metadata"] = dcp_metadata({name: len(data) for name, data in files.items()})
     directory = tmp_path / "ckpt"
     directory.mkdir()
@@ -282,7 +287,7 @@ def test_what_another_node_does_not_see_yet_is_waited_for(service: Start, tmp_pa
     directory, hidden = tmp_path / "ckpt", tmp_path / "hidden"
     for step in (20, 30):
         (directory / f"step-{step}").mkdir(parents=True)
-        (directory / f"step-{step}" / "model.bin").write_bytes(DATA[:step])
+        (directory / f"step-{step}" / "model.bin").write_bytes(payload()[:step])
     newest = service(str(directory)).resolve()
     (directory / "step-30").rename(hidden)
     running = service(str(directory))
@@ -291,7 +296,7 @@ def test_what_another_node_does_not_see_yet_is_waited_for(service: Start, tmp_pa
     wait_until(running.children, "somebody looks for it")
     hidden.rename(directory / "step-30")
     answer = running.hear("ready", "direct")
-    assert answer["did"] == "ready" and Path(answer["path"], "model.bin").read_bytes() == DATA[:30]
+    assert answer["did"] == "ready" and Path(answer["path"], "model.bin").read_bytes() == payload()[:30]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +324,7 @@ def received(self):
 service.CheckpointService._receive_requests = received
 service.main()
 """
-    (tmp_path / "model.bin").write_bytes(DATA[:30])
+    (tmp_path / "model.bin").write_bytes(payload()[:30])
     running = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0,
@@ -335,7 +340,7 @@ service.main()
 
 
 def test_a_client_that_lies_only_loses_its_connection(service: Start, attach: Attach, tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(DATA[:5000])
+    (tmp_path / "model.bin").write_bytes(payload()[:5000])
     answer = service(str(tmp_path / "model.bin")).load()
     for line in (b"{}\n", b"[]\n", b"\xff\n", b'{"do":"want","id":1,"units":[[9,9]]}\n',
                  b'{"do":"asked","spans":[[0,0,999999]]}\n'):  # fmt: skip
@@ -345,13 +350,13 @@ def test_a_client_that_lies_only_loses_its_connection(service: Start, attach: At
             connection.connect(answer["address"])
             connection.sendall(line)
             assert connection.recv(1) == b""
-    assert read(attach(answer), "model.bin") == DATA[:5000]
+    assert read(attach(answer), "model.bin") == payload()[:5000]
 
 
 def test_without_a_fallback_a_lost_service_is_an_error(
     service: Start, attach: Attach, server: FaultyHttpServer, tmp_path: Path
 ) -> None:
-    files = {".metadata": dcp_metadata({"big.distcp": len(DATA)}), "big.distcp": DATA}
+    files = {".metadata": dcp_metadata({"big.distcp": len(payload())}), "big.distcp": payload()}
     directory = tmp_path / "ckpt"
     directory.mkdir()
     for name, data in files.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
@@ -26,9 +27,14 @@ from tests.testing.minihdfs import MiniHdfs
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-DATA = os.urandom(72 * MIB + 5)
+
 UNIT_BYTES = 4 * MIB  # as the cluster's blocks
 LIMIT_S = 60.0  # for a save while a server fails
+
+
+@functools.cache
+def payload() -> bytes:
+    return os.urandom(72 * MIB + 5)
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +63,11 @@ async def is_right(store: HdfsStore, path: str) -> bool:
     [(_, file)] = inputs_of(store, pinned)
     data = bytearray(file.size)
     await file.read_into(0, memoryview(data))
-    return data == DATA
+    return data == payload()
 
 
 async def save(store: HdfsStore, path: str, disturb: Callable[[], object] = lambda: None) -> float:
-    """Writes a version of DATA; `disturb` is called when some of it is written. Returns seconds."""
+    """Writes a version of it; `disturb` is called when some of it is written. Returns seconds."""
     is_disturbed = False
 
     def note(_: int) -> None:
@@ -70,7 +76,7 @@ async def save(store: HdfsStore, path: str, disturb: Callable[[], object] = lamb
             is_disturbed = True
             disturb()
 
-    source = ("model.bin", MemoryInput([DATA]))
+    source = ("model.bin", MemoryInput([payload()]))
     began_s = time.monotonic()
     await write_version(store, path, [source], geometry=Geometry(UNIT_BYTES, 8), progress=note)
     assert is_disturbed
@@ -94,25 +100,25 @@ def test_stripes_are_spread_over_the_datanodes(hdfs: MiniHdfs) -> None:
 
 def test_a_plain_file_in_parts_is_one_file(hdfs: MiniHdfs) -> None:
     async def work(store: HdfsStore) -> None:
-        await write_plain(store, "plain/all.bin", MemoryInput([DATA]), parts=8)
+        await write_plain(store, "plain/all.bin", MemoryInput([payload()]), parts=8)
         data = bytearray((await store.stat("plain/all.bin")).size)
         await store.read_into("plain/all.bin", 0, memoryview(data))
-        assert data == DATA
+        assert data == payload()
         assert [entry.name for entry in await store.list("plain")] == ["all.bin"]
 
     using(hdfs, work)
 
 
 def test_there_and_back_by_url(hdfs: MiniHdfs, tmp_path: Any) -> None:
-    (tmp_path / "model.bin").write_bytes(DATA)
+    (tmp_path / "model.bin").write_bytes(payload())
     url = f"{hdfs.url}{DIRECTORY}/byurl"
     options = {"web": hdfs_cluster.web_of(hdfs), "replication": 1}
     for _ in range(2):
         done = stripe(str(tmp_path / "model.bin"), url, keep=1, options=options)
     versions = using(hdfs, lambda store: list_versions(store, "byurl"))
     assert [found.version for found in versions] == [done.version]
-    assert unstripe(url, str(tmp_path / "back")).size == len(DATA)
-    assert (tmp_path / "back" / "model.bin").read_bytes() == DATA
+    assert unstripe(url, str(tmp_path / "back")).size == len(payload())
+    assert (tmp_path / "back" / "model.bin").read_bytes() == payload()
 
 
 def test_a_datanode_freezes_while_a_version_is_written(hdfs: MiniHdfs) -> None:

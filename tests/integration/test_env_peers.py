@@ -5,6 +5,7 @@ Nodes are namespaces of their own (test_setup_nodes.py), the store is a web serv
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -27,7 +28,11 @@ import hashlib, os, sys, small
 with open(sys.prefix + "/lib/big.bin", "rb") as file:
     print("rank", os.environ["RANK"], "has", hashlib.file_digest(file, "sha256").hexdigest(), flush=True)
 """
-RIGHT = hashlib.sha256(random.Random(0).randbytes(SIZE)).hexdigest()
+
+
+@functools.cache
+def right() -> str:
+    return hashlib.sha256(random.Random(0).randbytes(SIZE)).hexdigest()
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def start(nodes: Nodes, *flags: str, secret: str = "") -> tuple[float, str]:
         sent = sum(count for name, count in server.served_bytes.items() if "/packs/" in name)
     both = "\n".join(outputs)
     assert statuses == [0, 0], both
-    assert both.count(f"has {RIGHT}") == 2, both
+    assert both.count(f"has {right()}") == 2, both
     assert "set-up runs" not in both, both
     assert not list((nodes.machine.folder / "tmp").glob("bootseer-peers-*"))
     return sent / sum(len(data) for name, data in files.items() if "/packs/" in name), both

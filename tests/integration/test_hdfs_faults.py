@@ -8,6 +8,7 @@ and leave nothing behind. Threads that hung are back afterwards.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import time
@@ -28,19 +29,23 @@ pytestmark = pytest.mark.slow
 LATE_S = 10.0
 LIMIT_S = 40.0  # for writes: the timeout of the store, and one more try of a part
 BLOCK_BYTES = 4 << 20  # of the shared cluster as well
-DATA = os.urandom(32 << 20)
+
+
+@functools.cache
+def payload() -> bytes:
+    return os.urandom(32 << 20)
 
 
 @pytest.fixture(scope="module")
 def usual_s(hdfs: MiniHdfs) -> float:
-    """Seconds that reading DATA takes undisturbed; it is there as `data`, on other DataNodes as `more`."""
+    """Seconds that reading payload() takes undisturbed; it is there as `data`, on other DataNodes as `more`."""
 
     async def measure() -> float:
         place = hdfs_cluster.store(hdfs)
         for placement, name in enumerate(("data", "more")):
-            async with place.create(name, size=len(DATA), placement=placement) as writer:
-                await writer.write(DATA)
-        seconds = (await hdfs_cluster.read(place, "data", DATA)).seconds
+            async with place.create(name, size=len(payload()), placement=placement) as writer:
+                await writer.write(payload())
+        seconds = (await hdfs_cluster.read(place, "data", payload())).seconds
         await place.aclose()
         return seconds
 
@@ -58,7 +63,9 @@ def settled(request: pytest.FixtureRequest, leaks: LeakCheck) -> Iterator[None]:
 def test_frozen_datanode_delays_no_read(hdfs: MiniHdfs, usual_s: float) -> None:
     node = hdfs_cluster.sandbox(hdfs, "data")
     try:
-        found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", DATA, disturb=node.freeze))
+        found = hdfs_cluster.run(
+            hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", payload(), disturb=node.freeze)
+        )
     finally:
         node.thaw()
     assert (found.is_right, found.error) == (True, None)
@@ -70,7 +77,7 @@ def test_datanode_that_is_frozen_already_delays_no_read_and_is_avoided_then(
 ) -> None:
     async def read_twice() -> list[hdfs_cluster.Read]:
         place = hdfs_cluster.store(hdfs)
-        return [await hdfs_cluster.read(place, name, DATA) for name in ("data", "more")]
+        return [await hdfs_cluster.read(place, name, payload()) for name in ("data", "more")]
 
     node = hdfs_cluster.sandbox(hdfs, "data")
     node.freeze()
@@ -87,20 +94,20 @@ def test_datanode_that_is_frozen_already_delays_no_read_and_is_avoided_then(
 def test_slow_datanode_delays_no_read(hdfs: MiniHdfs, usual_s: float) -> None:
     for node in hdfs.datanodes:
         with node.slowed():
-            found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", DATA))
+            found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", payload()))
         assert (found.is_right, found.error) == (True, None)
         assert found.seconds < usual_s + LATE_S
 
 
 def test_damaged_replica_is_not_read(hdfs: MiniHdfs, usual_s: float) -> None:
     async def write() -> None:
-        async with hdfs_cluster.store(hdfs).create("damaged", size=len(DATA)) as writer:
-            await writer.write(DATA)
+        async with hdfs_cluster.store(hdfs).create("damaged", size=len(payload())) as writer:
+            await writer.write(payload())
 
     hdfs_cluster.run(write())
     for block in range(0, len(hdfs.blocks(f"{DIRECTORY}/damaged")), 2):
         hdfs.corrupt(f"{DIRECTORY}/damaged", block=block, offset=BLOCK_BYTES // 2)
-    found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "damaged", DATA))
+    found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "damaged", payload()))
     assert (found.is_right, found.error) == (True, None)
     assert found.seconds < usual_s + LATE_S
 
@@ -108,7 +115,7 @@ def test_damaged_replica_is_not_read(hdfs: MiniHdfs, usual_s: float) -> None:
 def test_block_without_a_good_replica_is_an_error(hdfs: MiniHdfs) -> None:
     async def read() -> bytearray:
         place = hdfs_cluster.store(hdfs)
-        await place.publish("lost", DATA[: 1 << 20])
+        await place.publish("lost", payload()[: 1 << 20])
         hdfs.corrupt(f"{DIRECTORY}/lost", replicas=2, offset=1 << 19)
         target = bytearray(1 << 20)
         with pytest.raises(Unavailable, match=r"are unreachable or damaged|closed the connection|sent nothing"):
@@ -116,7 +123,7 @@ def test_block_without_a_good_replica_is_an_error(hdfs: MiniHdfs) -> None:
         return target
 
     target = hdfs_cluster.run(read())
-    assert all(ours in (0, theirs) for ours, theirs in zip(target, DATA, strict=False))
+    assert all(ours in (0, theirs) for ours, theirs in zip(target, payload(), strict=False))
 
 
 def test_frozen_datanode_spoils_no_write(hdfs: MiniHdfs) -> None:
@@ -129,26 +136,26 @@ def test_frozen_datanode_spoils_no_write(hdfs: MiniHdfs) -> None:
 
     try:
         seconds, error, seen = hdfs_cluster.run(
-            hdfs_cluster.write(_store(hdfs), "frozen", DATA, disturb=freeze, placement=0)
+            hdfs_cluster.write(_store(hdfs), "frozen", payload(), disturb=freeze, placement=0)
         )
     finally:
         if node is not None:
             node.thaw()
     assert error is None
     assert seconds < LIMIT_S
-    assert seen <= {len(DATA)}
+    assert seen <= {len(payload())}
     _check_written(hdfs, "frozen")
 
 
 def test_slow_datanode_spoils_no_write(hdfs: MiniHdfs) -> None:
     with hdfs.datanodes[1].slowed():
         seconds, error, seen = hdfs_cluster.run(
-            hdfs_cluster.write(_store(hdfs), "slow", DATA[: 8 << 20], placement=1)
+            hdfs_cluster.write(_store(hdfs), "slow", payload()[: 8 << 20], placement=1)
         )
     assert error is None
     assert seconds < LIMIT_S
     assert seen <= {8 << 20}
-    _check_written(hdfs, "slow", DATA[: 8 << 20])
+    _check_written(hdfs, "slow", payload()[: 8 << 20])
 
 
 @pytest.mark.usefixtures("usual_s")  # `data` is there
@@ -172,21 +179,21 @@ def test_frozen_namenode_is_a_timeout(hdfs: MiniHdfs) -> None:
 def test_killed_servers(tmp_path: os.PathLike[str], leaks: LeakCheck, usual_s: float) -> None:
     """Its own cluster, as servers are started again: the leak check must see them come and go."""
     with hdfs_cluster.start(tmp_path, block_bytes=BLOCK_BYTES) as hdfs:
-        seconds, error, _ = hdfs_cluster.run(hdfs_cluster.write(_store(hdfs), "data", DATA))
+        seconds, error, _ = hdfs_cluster.run(hdfs_cluster.write(_store(hdfs), "data", payload()))
         assert error is None
 
         node = hdfs_cluster.sandbox(hdfs, "data")
-        found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", DATA, disturb=node.kill))
+        found = hdfs_cluster.run(hdfs_cluster.read(hdfs_cluster.store(hdfs), "data", payload(), disturb=node.kill))
         assert (found.is_right, found.error) == (True, None)
         assert found.seconds < usual_s + LATE_S
         hdfs.restart(node)
 
         seconds, error, seen = hdfs_cluster.run(
-            hdfs_cluster.write(_store(hdfs), "killed", DATA, disturb=_kill_soon(hdfs), placement=1)
+            hdfs_cluster.write(_store(hdfs), "killed", payload(), disturb=_kill_soon(hdfs), placement=1)
         )
         assert error is None
         assert seconds < LIMIT_S
-        assert seen <= {len(DATA)}
+        assert seen <= {len(payload())}
         _check_written(hdfs, "killed")
         for node in hdfs.datanodes:
             if not node.is_running():
@@ -209,7 +216,7 @@ def _kill_soon(hdfs: MiniHdfs) -> Callable[[], None]:
 
 def _store(hdfs: MiniHdfs) -> HdfsStore:
     """Writes in small parts, so that some are there when the trouble begins."""
-    return hdfs_cluster.store(hdfs, part_bytes=len(DATA) // 4)
+    return hdfs_cluster.store(hdfs, part_bytes=len(payload()) // 4)
 
 
 def _namenode_gone_and_back(hdfs: MiniHdfs, usual_s: float) -> None:
@@ -234,11 +241,11 @@ def _namenode_gone_and_back(hdfs: MiniHdfs, usual_s: float) -> None:
                 hdfs_cluster.read(
                     hdfs_cluster.store(hdfs),
                     "data",
-                    DATA,
+                    payload(),
                     disturb=lambda: stopped.append(group.create_task(stop_it())),
                 )
             )
-            writing = group.create_task(hdfs_cluster.write(_store(hdfs), "restarted", DATA))
+            writing = group.create_task(hdfs_cluster.write(_store(hdfs), "restarted", payload()))
         return reading.result(), writing.result()
 
     found, (seconds, error, seen) = hdfs_cluster.run(go())
@@ -247,11 +254,11 @@ def _namenode_gone_and_back(hdfs: MiniHdfs, usual_s: float) -> None:
     assert found.seconds < usual_s + LATE_S
     assert error is None
     assert seconds < LIMIT_S
-    assert seen <= {len(DATA)}
+    assert seen <= {len(payload())}
     _check_written(hdfs, "restarted")
 
 
-def _check_written(hdfs: MiniHdfs, name: str, data: bytes = DATA) -> None:
+def _check_written(hdfs: MiniHdfs, name: str, data: bytes = payload()) -> None:
     """It is there whole, and nothing else is."""
 
     async def check() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import subprocess
@@ -16,8 +17,12 @@ from bootseer.mounts.tree_daemon import io_priority as hot_first
 from tests.integration.service_driver import Start, services, wait_until
 from tests.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 
-DATA = random.Random(3).randbytes(48 << 20)  # three units, each of two pieces
 LOOK_S = 0.3  # several looks of the keeper
+
+
+@functools.cache
+def payload() -> bytes:
+    return random.Random(3).randbytes(48 << 20)  # three units, each of two pieces
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def test_imports_need_processors_too(processors: int, reads: int) -> None:
 
 def test_it_reads_no_more_than_that_meanwhile(service: Start, runtime: str) -> None:
     reads = hot_first.reads_beside(len(os.sched_getaffinity(0)))
-    with FaultyHttpServer({"model.bin": DATA}) as server:
+    with FaultyHttpServer({"model.bin": payload()}) as server:
         running = service(server.url_of("model.bin"))
         found = running.resolve()
         begun = server.count()
@@ -53,7 +58,7 @@ def test_it_reads_no_more_than_that_meanwhile(service: Start, runtime: str) -> N
         wait_until(lambda: server.count() == begun + 6, "the others to be asked for")
         server.let_go.set()
         answer = running.hear("ready", "direct")
-        assert Path(answer["path"]).read_bytes() == DATA
+        assert Path(answer["path"]).read_bytes() == payload()
 
 
 def test_who_brings_is_seen_until_all_have(runtime: str) -> None:

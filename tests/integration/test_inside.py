@@ -40,13 +40,14 @@ def _find_pythons() -> dict[str, str]:
     """One interpreter of each version at hand, by name; our own is "own"."""
     root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
     found = {"own": sys.executable}
+    # Links of pyenv are scripts, which take long and may have no interpreter.
     for path in [
-        *(shutil.which(f"python3.{minor}") or "" for minor in range(4, 20)),
         *sorted(glob.glob(f"{root}/versions/3.*/bin/python")),
+        *(shutil.which(f"python3.{minor}") or "" for minor in range(4, 20)),
     ]:
-        if path:
+        if path and not path.startswith(f"{root}/shims/"):
             code = "import sys; print('%d.%d' % sys.version_info[:2])"
-            run = subprocess.run([path, "-c", code], capture_output=True, text=True)
+            run = subprocess.run([path, "-E", "-S", "-c", code], capture_output=True, text=True)
             if run.returncode == 0:
                 found.setdefault(run.stdout.strip(), path)
     found.pop("{}.{}".format(*sys.version_info[:2]), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from tests import support
 from tests.integration import hdfs_cluster
-from tests.testing import minihdfs_net
+from tests.testing import minihdfs, minihdfs_net
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +78,25 @@ def test_servers_end_with_the_program_that_started_them(
     finally:
         os.close(read_end)
         os.close(write_end)
+
+
+def test_a_port_that_is_taken_meanwhile_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the choice of a port and Java's start are seconds, in which any process may take it."""
+    hdfs_cluster.start(tmp_path / "unused")  # skips where there is no Java
+    real, asked = minihdfs._free_ports, 0
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+
+        def with_taken(net: minihdfs_net.Net, address: str, count: int) -> list[int]:
+            nonlocal asked
+            asked += 1
+            return (
+                [other.getsockname()[1], *real(net, address, count - 1)]
+                if asked == 1
+                else real(net, address, count)
+            )
+
+        monkeypatch.setattr(minihdfs, "_free_ports", with_taken)
+        with hdfs_cluster.start(tmp_path / "hdfs", datanodes=1, replication=1) as hdfs:
+            assert asked > 2 and hdfs.datanodes[0].is_running()

@@ -35,6 +35,8 @@ STALE_S = 30.0  # HDFS's own default
 _JAVA = ("java", "-Xmx256m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 
+START_TRIES = 3
+
 why_not = minihdfs_jars.why_not
 
 
@@ -112,6 +114,16 @@ class MiniHdfs:
 
     def start(self) -> None:
         """Start an empty file system; return when all DataNodes have registered."""
+        for tries_left in reversed(range(START_TRIES)):
+            try:
+                self._start()
+                break
+            except MiniHdfsError as error:
+                if not tries_left or "BindException" not in str(error):
+                    raise
+                self._discard()  # another process took a port between its choice and Java's start
+
+    def _start(self) -> None:
         self._net = net = CappedLinks(self._rate_of_each()) if self._rates is not None else Loopback()
         host = net.address(0)
         rpc_port, self._web_port = _free_ports(net, host, 2)
@@ -132,13 +144,24 @@ class MiniHdfs:
 
     def stop(self) -> None:
         """End all processes at once and remove the network."""
+        self._kill()
+        self._starter.close()
+
+    def _kill(self) -> None:
         for node in self.datanodes:
             node.kill()
         if self._namenode is not None:
             self._namenode.kill()
-        self._starter.close()
         if self._net is not None:
             self._net.close()
+
+    def _discard(self) -> None:
+        """Remove what a failed start has left."""
+        self._kill()
+        self.datanodes.clear()
+        self._namenode = None
+        shutil.rmtree(self._directory)
+        os.mkdir(self._directory)
 
     def restart(self, node: DataNode) -> None:
         """Restart a DataNode, or start it; return when the NameNode knows its blocks again."""

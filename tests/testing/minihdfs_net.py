@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
+import secrets
 import shutil
 import socket
 import subprocess
@@ -51,7 +51,7 @@ class Loopback:
     """The network 127.x.y.0/24: each host has an address, so the NameNode can separate DataNodes from clients."""
 
     def __init__(self) -> None:
-        self._subnet = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
+        self._subnet = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
 
     def address(self, host: int) -> str:
         return f"{self._subnet}.{host + 10}"
