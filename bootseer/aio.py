@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from bootseer import jitter as own
 from bootseer.backoff import Backoff
 from bootseer.errors import BootseerError, StorageError, Unavailable
 from bootseer.tuning import current
@@ -295,7 +295,7 @@ async def retry(
     call: Callable[[int], Awaitable[T]],
     *,
     on_retry: Callable[[], None] | None = None,
-    jitter: Callable[[], float] = random.random,
+    jitter: Callable[[], float] = own.jitter,
 ) -> T:
     """Return the result of `call(attempt)`; retry after errors that are marked as retryable.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -234,7 +234,7 @@ def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str =
 def find_free_port() -> int:
     """A TCP port that nobody uses, below those that the kernel gives to connections in the meantime."""
     while True:
-        port = random.randrange(10000, 32000)
+        port = 10000 + secrets.randbelow(22000)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))

@@ -10,7 +10,6 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, MAX_GAP_BYTES
 from bootseer.blocks.stall_time import StallTime
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import BootseerError, IntegrityError, StorageTimeout
+from bootseer.jitter import jitter
 from bootseer.storage import Store
 from bootseer.storage.engine.bounce import BouncePool
 from bootseer.tree.index import Index
@@ -136,7 +136,7 @@ class BlockFetcher:
                         raise self._late(wanted[0], failure, time.monotonic() - begin_s)
                     finally:
                         del failure  # it holds this frame
-                await asyncio.sleep(min(PAUSES.wait_s(failures, random.random()), left_s))  # noqa: S311
+                await asyncio.sleep(min(PAUSES.wait_s(failures, jitter()), left_s))
         raise AssertionError("tries do not end")
 
     def _end_s(self, wanted: Iterable[int], begin_s: float) -> float:

@@ -7,7 +7,6 @@ that a registry requests, and credentials that stay with their host. So this use
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
@@ -17,6 +16,7 @@ import msgspec
 
 from bootseer.errors import IntegrityError, NotFound, StorageError
 from bootseer.image.uploads import Fill, Sent, Uploads, from_memory
+from bootseer.jitter import jitter
 from bootseer.storage.oci.auth import push_scope
 from bootseer.storage.oci.client import RETRIES, RegistryClient
 from bootseer.storage.oci.http import RegistryCall
@@ -217,7 +217,7 @@ class Registry:
             ]
             await self._put(tag, tag.tag, msgspec.json.encode(fields), INDEX)
             if attempt:
-                await asyncio.sleep(RETRIES.wait_s(attempt + 1, random.random()))  # noqa: S311
+                await asyncio.sleep(RETRIES.wait_s(attempt + 1, jitter()))
         raise StorageError(
             f"{where}: cannot add {descriptor.digest}: other writers changed the tag each time; try again"
         )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from bootseer import aio
 from bootseer.errors import DigestMismatch, NotFound, StorageError, Unavailable
+from bootseer.jitter import jitter
 from bootseer.storage.http.client import HttpResponse, resolve_location
 from bootseer.storage.http.headers import parse_length
 from bootseer.storage.oci.auth import push_scope
@@ -200,7 +200,7 @@ class Uploads:
                 failures, wait_s = 1, 0.0
             except Unavailable as error:
                 failures += 1
-                wait_s = max(error.retry_after_s, RETRIES.wait_s(failures + 1, random.random()))  # noqa: S311
+                wait_s = max(error.retry_after_s, RETRIES.wait_s(failures + 1, jitter()))
                 if failures >= RETRIES.tries or wait_s > RETRIES.budget_s:
                     raise
             self._client.counts.add("retries")

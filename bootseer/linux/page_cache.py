@@ -74,10 +74,10 @@ def _probed_share(fd: int, offset: int, length: int) -> float:
     A miss makes the kernel fetch that page. So each call probes random pages: the same ones would appear warm to
     the next reader.
     """
-    from random import randrange
+    from bootseer.jitter import randrange
 
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # a miss fetches no more than that page
-    found = sum(bool(_is_read_at_once(fd, offset + randrange(length))) for _ in range(_PROBES))  # noqa: S311
+    found = sum(bool(_is_read_at_once(fd, offset + randrange(length))) for _ in range(_PROBES))
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
     return found / _PROBES
 

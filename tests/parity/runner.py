@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -223,7 +223,7 @@ class ProbeRun:
 def _free_port() -> int:
     """A free port below those that the kernel gives to connections, which may come at any moment."""
     while True:
-        port = random.randint(10000, 15999)
+        port = 10000 + secrets.randbelow(6000)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))

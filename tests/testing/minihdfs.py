@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import http.client
 import os
-import random
+import secrets
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -333,7 +333,7 @@ def _free_ports(net: Net, address: str, count: int) -> list[int]:
         return [9800 + number for number in range(count)]  # the namespace is empty
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(10000, 32000)
+        port = 10000 + secrets.randbelow(22000)
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from bootseer.checkpoint.io.memory import allocate
 from bootseer.checkpoint.io.source import Request, Source, SourceFile
 from bootseer.crc import crc32c
 from bootseer.errors import ConfigError, DigestMismatch, NotFound, Truncated
+from bootseer.jitter import randrange
 from bootseer.storage.engine.ranges import RangeReader, RangeRequest
 from bootseer.storage.protocol import Store
 
@@ -117,7 +117,7 @@ class DirectSource:
         self._open_store = open_store
         self._local = local
         self._verify = verify
-        self._salt = random.randrange(SAMPLE_EVERY)  # noqa: S311  other units on every node
+        self._salt = randrange(SAMPLE_EVERY)  # other units on every node
         self._lock = threading.Lock()
         self._reader = None if store is None else RangeReader(store)
         self._pid = os.getpid()

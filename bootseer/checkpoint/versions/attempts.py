@@ -6,12 +6,12 @@ A write that was given up may complete later, but only under its own name, which
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 
 from bootseer.backoff import Backoff
 from bootseer.errors import StorageError
+from bootseer.jitter import jitter
 
 TRIES = 4
 GIVEN_UP_AFTER_S = 60.0  # no retry begins later than this after the first failure
@@ -33,5 +33,5 @@ async def write_retrying(name: str, write: Callable[[str], Awaitable[None]]) -> 
             failed_s = failed_s or time.monotonic()
             if not error.retryable or attempt + 1 == TRIES or time.monotonic() - failed_s > GIVEN_UP_AFTER_S:
                 raise
-        await asyncio.sleep(PAUSES.wait_s(attempt + 1, random.random()))  # noqa: S311  no secret
+        await asyncio.sleep(PAUSES.wait_s(attempt + 1, jitter()))
     raise AssertionError

@@ -8,7 +8,6 @@ environment's store, if it has none for this workload, and the list of imports b
 from __future__ import annotations
 
 import os
-import random
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from bootseer import aio
 from bootseer.blocks.trace import MAX_TRACED, Trace, recording_name
 from bootseer.env.capture import hot_imports
 from bootseer.env.store_layout import below, tree_directory
+from bootseer.jitter import getrandbits
 from bootseer.mounts.tree_daemon.traces import share_trace
 from bootseer.storage.open import open_store
 from bootseer.tree.head import split_pin
@@ -54,7 +54,7 @@ def share(
         blocks=blocks,
         seen=[1] * len(blocks),
         first_ms=list(range(len(blocks))),  # in this order; times are unknown
-        recordings=[recording_name(time.time(), random.getrandbits(63))],
+        recordings=[recording_name(time.time(), getrandbits(63))],
     )
     return aio.run_sync(_put(envs, made, trace, imports))
 

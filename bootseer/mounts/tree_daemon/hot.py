@@ -11,7 +11,6 @@ before, only on further ones. A random share of starts therefore reads nothing a
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from bootseer.blocks.prefetch import Phase, Prefetcher
 from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace, with_known
 from bootseer.errors import BootseerError
+from bootseer.jitter import jitter
 from bootseer.logs import get_logger
 from bootseer.mounts.tree_daemon import io_priority as hot_first
 from bootseer.mounts.tree_daemon.parts import DaemonParts
@@ -55,7 +55,7 @@ class HotBlocks:
         self.trace_where = ""  # place of the trace that was found
         self._parts, self._settings, self._digest, self._root = parts, settings, digest, root
         self._runtime = runtime
-        self._reads_ahead = random.random() < settings.read_ahead_share  # noqa: S311  no secret
+        self._reads_ahead = jitter() < settings.read_ahead_share
         self._is_shown = False
         self._prefetchers: dict[str, Prefetcher] = {}
         self._workers: dict[str, PrefetchWorker] = {}
@@ -157,7 +157,7 @@ class HotBlocks:
 
     async def _share(self, recorded: Trace) -> None:
         if self._parts.peers_path:
-            await asyncio.sleep(random.random() * SHARE_WITHIN_S)  # noqa: S311  no secret
+            await asyncio.sleep(jitter() * SHARE_WITHIN_S)
         if await self._parts.traces.share(recorded):
             _log.info("the trace is published, as the store had none of this workload")
 

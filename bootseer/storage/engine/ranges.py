@@ -9,13 +9,13 @@ route (hedge) into a buffer. Demand precedes prefetch. One reader belongs to one
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer import jitter as own
 from bootseer.errors import BootseerError, StorageError, StorageTimeout, Unavailable
 from bootseer.storage.engine.bounce import BouncePool, Buffer
 from bootseer.storage.engine.coalesce import MAX_GAP_BYTES, PIECE_BYTES, PlannedRead, WantedRange, plan_pieces
@@ -61,7 +61,7 @@ class RangeReader:
         max_gap_bytes: int = MAX_GAP_BYTES,
         tries: int = TRIES,
         hedges: bool | None = None,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = own.jitter,
     ) -> None:
         if piece_bytes < 1 or tries < 1:
             raise ValueError(f"piece_bytes {piece_bytes} and tries {tries} must be at least 1")

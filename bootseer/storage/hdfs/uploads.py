@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bootseer.backoff import Backoff
 from bootseer.errors import BootseerError, StorageError, StorageTimeout, Truncated, Unavailable
+from bootseer.jitter import jitter
 from bootseer.storage.hdfs.native import NativeHdfs
 from bootseer.storage.hdfs.replicas import MAX_SILENT_S, Replicas
 from bootseer.storage.hdfs.webhdfs import WebHdfs
@@ -235,7 +235,7 @@ class Uploads:
 
 def pause_s(tries: int) -> float:
     """Return the pause before the next try, after so many failures."""
-    return BACKOFF.wait_s(tries, random.random())  # noqa: S311  no secret
+    return BACKOFF.wait_s(tries, jitter())
 
 
 class SendLimit:

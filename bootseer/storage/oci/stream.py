@@ -7,12 +7,12 @@ bytes is that of the manifest. The reader verifies the digest.
 from __future__ import annotations
 
 import io
-import random
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bootseer.errors import StorageError, Unavailable
+from bootseer.jitter import jitter
 from bootseer.storage.engine.cancelling import RequestCancelled
 from bootseer.storage.http.client import HttpResponse, map_http_error
 from bootseer.storage.http.headers import parse_content_range, parse_length
@@ -139,6 +139,6 @@ class BlobStream(io.RawIOBase):
         if not error.retryable or self._failures >= RETRIES.tries:
             raise error
         self._client.counts.add("retries")
-        wait_s = max(error.retry_after_s, RETRIES.wait_s(self._failures, random.random()))  # noqa: S311
+        wait_s = max(error.retry_after_s, RETRIES.wait_s(self._failures, jitter()))
         if self._cancelled.wait(min(wait_s, RETRIES.budget_s)):
             raise self._was_cancelled()
