@@ -651,6 +651,13 @@ class _Supervisor:
                     self._tell("spawned", rank.key, rank.pid, time.monotonic_ns())
                 return
 
+    def _read_ready_execs(self) -> None:
+        """Report all ranks that run by now: the agent knows of them before one ends."""
+        starting = {rank.exec_fd for rank in self._ranks.values() if rank.exec_fd >= 0}
+        for fd, _ in self._poll.poll(0) if starting else ():
+            if fd in starting:
+                self._read_exec(fd)
+
     def _reap(self) -> bool:
         """Reap ended children; return whether no relevant descendant is left."""
         while True:
@@ -675,6 +682,7 @@ class _Supervisor:
             rank = self._by_pid.pop(pid, None)
             if rank is None:
                 continue
+            self._read_ready_execs()
             if rank.exec_fd >= 0:
                 self._read_exec(rank.exec_fd)
             rank.alive = False

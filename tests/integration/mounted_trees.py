@@ -168,8 +168,8 @@ class Trees:
     def mounted(self) -> list[kernel.Mount]:
         return kernel.mounts_below(os.fspath(self.runtime))
 
-    def wait_gone(self, deadline_s: float = 10.0) -> None:
-        """Until nothing of the mounted tree is left."""
+    def wait_gone(self, deadline_s: float = 60.0) -> None:
+        """Until nothing of the mounted tree is left. Namespaces that other tests make meanwhile keep it, too."""
         directory = self.runtime / "trees" / self.built.digest
         wait_until(lambda: not directory.exists() and not self.mounted(), deadline_s, "the end of the mount")
 

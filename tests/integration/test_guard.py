@@ -75,6 +75,23 @@ loop.run_forever()
     assert named(events, "spawn_failed") == [[3, 2, "/no/such/program"]]
 
 
+def test_ranks_that_run_are_known_before_another_one_ends(drive: Drive) -> None:
+    """Else the agent would not know that they run, and would neither hold them nor name them to a post-mortem."""
+    events = drive("""
+hooks["exited"] = lambda e: e.key == 2 and guard.stop(9, 0.0)
+spawn(1, ["sleep", "100"])
+spawn(2, ["false"])  # ends while the supervisor still starts the others
+for key in range(3, 60): spawn(key, ["sleep", "100"])
+loop.run_forever()
+""")
+    order = [
+        event[0]
+        for event in events
+        if event[:2] == ["spawned", 1] or (event[0] == "exited" and event[1][0] == 2)  # type: ignore[index]
+    ]
+    assert order == ["spawned", "exited"]
+
+
 def test_descendants_in_their_own_session_end_with_the_attempt(drive: Drive) -> None:
     events = drive(f"""
 hooks["exited"] = lambda e: guard.stop(15, 1.0)

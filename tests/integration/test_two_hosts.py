@@ -35,7 +35,9 @@ def test_fixed_job_without_restarts_ends_and_names_the_lost_node(two_hosts: netn
     outcome = scenarios.node_killed_fixed(two_hosts)
     assert outcome.blamed == "node2"
     assert outcome.statuses[0] == 1
-    assert "the job needs 2 nodes and --max-restarts is 0" in outcome.outputs[0]
+    # The kernel may end the rank there before its agent: then rank 0 has failed of that before the node is missed.
+    whys = "the job needs 2 nodes and --max-restarts is 0", "Root Cause"
+    assert any(why in outcome.outputs[0] for why in whys), outcome.outputs[0]
 
 
 def test_cut_of_three_seconds_restarts_nothing(two_hosts: netns.Hosts) -> None:
