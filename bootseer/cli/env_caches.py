@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from bootseer.cli import running
-from bootseer.cli.env_words import Config, Store, format_time, store_url
+from bootseer.cli.env_words import Config, Store, store_url
 from bootseer.cli.image_words import Json, print_result, short
-from bootseer.counted import counted, format_bytes
+from bootseer.counted import counted, format_bytes, format_time
 from bootseer.errors import UsageError
 
 app = running.new_app()

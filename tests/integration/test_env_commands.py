@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -534,7 +536,7 @@ def test_what_strangers_put_into_a_store_leads_nowhere(node: Node) -> None:
     (node.store / "caches" / KEY).symlink_to(elsewhere)
     listed = node("list").stdout
     assert key[:16] in listed and "is a symbolic link, which an environment store must not contain" in listed
-    for words in (["gc", "--older", "0"], ["caches", "gc", "--older", "0"]):
+    for words in (["gc", "--older", "0", "--force"], ["caches", "gc", "--older", "0"]):
         assert KEY not in json.dumps(node.ask(*words))
         assert (elsewhere / "packs" / ("cd" * 32)).read_bytes() == b"mine"
     assert "is a symbolic link" in node("restore", KEY, status=1).stderr
@@ -583,15 +585,50 @@ def test_gc_takes_what_nobody_uses(node: Node) -> None:
     key = node.ask("snapshot", *node.setup)["key"]
     assert node.ask("gc")["removals"] == []
     assert node.ask("gc", "--older", "1")["removals"] == []
-    dry = node("gc", "--older", "0", "--dry-run").stdout
-    assert key[:16] in dry and "was not used for 0 days" in dry and "would be deleted" in dry
+    kept = node("gc", "--older", "0", "--limit", "0").stdout
+    assert "0 B deleted" in kept and "1 kept: they are in use or new; --force" in kept
+    assert node.ask("gc", "--older", "0.0001", "--limit", "0")["recent"] == 1
+    dry = node("gc", "--older", "0", "--force", "--dry-run").stdout
+    assert key[:16] in dry and re.search(r"was not used for [\d.]+ s\n", dry) and "would be deleted" in dry
     assert node.ask("list")["environments"][0]["is_usable"]
     limited = node.ask("gc", "--limit", "1", "--dry-run")
     assert limited["recent"] == 1 and limited["removals"] == []  # somebody may read it at this moment
-    done = node.ask("gc", "--older", "0")
+    done = node.ask("gc", "--older", "0", "--force")
     assert [each["key"] for each in done["removals"]] == [key] and done["left_bytes"] == 0
     assert node.ask("list")["environments"] == []
     assert "--limit" in node("gc", "--limit", "many", status=2).stderr
+
+
+def test_rm_takes_what_is_named(node: Node) -> None:
+    first = node.ask("snapshot", *node.setup)["key"]
+    node.become_another()
+    (node.work / "requirements.txt").write_text("beta==2.0\n")
+    second = node.ask("snapshot", *node.setup)["key"]
+    for words in ([first], [first[:7], second], ["--dry-run", second]):
+        refused = node("rm", *words, status=1).stderr
+        assert "not deleted: it was used within 2 h" in refused and "--force deletes it" in refused
+        assert refused.count("\n") == 1 and (first if first in words else second)[:16] in refused
+    assert "has no environment of the key" in node("rm", first, KEY, "--force", status=1).stderr
+    assert "has no key that begins with" in node("rm", "abcdef", status=1).stderr
+    assert "is not a key" in node("rm", "some", status=1).stderr
+    assert "KEY" in node("rm", status=2).stderr
+    dry = node("rm", first, "--force", "--dry-run").stdout
+    assert first[:16] in dry and "would be deleted" in dry
+    assert {each["key"] for each in node.ask("list")["environments"]} == {first, second}, "all or none"
+
+    for entry in [*(node.store / "keys" / first).iterdir(), *(node.store / "trees" / first).rglob("*")]:
+        os.utime(entry, (time.time() - 9000, time.time() - 9000))
+    env = node.store / "keys" / first / "env-000001.json"
+    payload = json.loads(base64.b64decode(json.loads(env.read_text())["payload"]))
+    assert time.time() - payload["created_s"] < 200, "its making is a use as well"
+    assert "used within 2 h" in node("rm", first, status=1).stderr
+    done = node.ask("rm", first[:9], first, "--force")
+    assert [each["key"] for each in done["removals"]] == [first] and done["freed_bytes"] > 0
+    assert not done["is_dry_run"] and not (node.store / "keys" / first).exists()
+    assert not (node.store / "trees" / first).exists()
+    assert [each["key"] for each in node.ask("list")["environments"]] == [second]
+    assert second[:16] in node("rm", second, "--force").stdout
+    assert node.ask("list")["environments"] == []
 
 
 # ---- first-step caches ---------------------------------------------------------------------------------------
@@ -647,7 +684,7 @@ def test_first_step_caches_of_a_node(node: Node) -> None:
 # ---- help ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["snapshot", "restore", "key", "list", "explain", "verify", "gc"])
+@pytest.mark.parametrize("command", ["snapshot", "restore", "key", "list", "explain", "verify", "gc", "rm"])
 def test_help_has_an_example(node: Node, command: str) -> None:
     assert f"bootseer env {command}" in " ".join(node(command, "--help").stdout.split()).partition("Options:")[2]
 

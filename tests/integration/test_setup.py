@@ -174,6 +174,8 @@ def test_mounted_where_that_can_be(
     span = setup_span(tmp_path / "logs2")
     assert unmount_tree(str(span.attrs["tree"]), force=True)
     assert span.attrs["how"] == "mount", second.stderr
+    stamp = machine.store / "trees" / str(span.attrs["key"]) / "used" / str(span.attrs["tree"])
+    assert stamp.exists(), "no collection deletes it meanwhile"
     assert sorted(machine.venv.rglob("*")) == before, "only ranks see it"
 
 

@@ -1,4 +1,4 @@
-"""`bootseer env list`, `explain`, `verify` and `gc`: inspect a store, and explain why a start found nothing."""
+"""`bootseer env list`, `explain`, `verify`, `gc`, `rm`: inspect a store, and explain why a start found nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from bootseer.env.key.keying import Keyed
 from bootseer.env.reads.read_list import GUESSED
 from bootseer.env.service.resolving import apply_reads
 from bootseer.env.spec import SetupSpec
-from bootseer.env.store.collecting import GcResult
+from bootseer.env.store import collecting
+from bootseer.env.store.collecting import GcResult, RemoveResult
 from bootseer.env.store.lease import BuilderLease
 from bootseer.env.store.store import EnvStore, FoundSnapshot, ListedKey
 from bootseer.errors import EnvError, IntegrityError, NotFound
@@ -220,7 +221,7 @@ def _verify(envs: EnvStore, found: FoundSnapshot, progress: Progress) -> VerifyR
     return VerifyResult(snapshot.key, snapshot.tree, found.because, checked, "")
 
 
-# ---- gc ------------------------------------------------------------------------------------------------------
+# ---- gc and rm -----------------------------------------------------------------------------------------------
 
 
 def collect(
@@ -229,11 +230,24 @@ def collect(
     *,
     max_bytes: int | None,
     unused_s: float | None,
+    is_forced: bool = False,
     is_dry: bool,
 ) -> GcResult:
-    """Collect garbage. Args: max_bytes: of all trees; unused_s: maximum time since the last use. None: no limit.
+    """Collect garbage.
+
+    Args: max_bytes: of all trees; unused_s: maximum time since the last use; None: no limit. is_forced: also what
+        jobs use, or used within two hours.
 
     Raises: ConfigError for a read-only store; StorageError.
     """
     with opened(url, trust=Trust.load(environ)) as envs:
-        return aio.run_sync(envs.gc(max_bytes, unused_s, time.time(), is_dry=is_dry))
+        return aio.run_sync(envs.gc(max_bytes, unused_s, time.time(), takes_recent=is_forced, is_dry=is_dry))
+
+
+def remove(
+    url: str, keys: Sequence[str], environ: Mapping[str, str], *, is_forced: bool, is_dry: bool
+) -> RemoveResult:
+    """Delete environments. `keys`: full or abbreviated. Raises: as bootseer.env.store.collecting.remove."""
+    with opened(url, trust=Trust.load(environ)) as envs:
+        chosen = [find_key(envs, each) for each in keys]
+        return aio.run_sync(collecting.remove(envs.store, chosen, time.time(), is_forced=is_forced, is_dry=is_dry))
