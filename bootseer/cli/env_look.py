@@ -28,13 +28,13 @@ from bootseer.cli.env_words import (
 )
 from bootseer.cli.image_words import Json, Quiet, print_result, short, size_of
 from bootseer.cli.progress import ProgressLine
+from bootseer.cli.sizes import parse_age
 from bootseer.counted import counted, format_bytes, format_time
 
 if TYPE_CHECKING:
     from bootseer.env.commands.look import VerifyResult
     from bootseer.env.store.store import ListedKey
 
-DAY_S = 86_400.0
 Keys = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY...", help="Key of an environment, or its first letters (6 or more)"),
@@ -82,7 +82,8 @@ def explain(
         expiry = format_expiry(found.found.snapshot.expires_s, time.time())
         lines = [f"found: {found.keyed.key} ({found.found.because}; {expiry})", *lines]
     else:
-        lines = [f"not found: {found.keyed.key}", *lines]
+        guess = "" if found.keyed.reads is not None else " (a first guess, until set-up has run)"
+        lines = [f"not found: {found.keyed.key}{guess}", *lines]
     record = {
         "key": found.keyed.key,
         "is_found": found.found is not None,
@@ -123,7 +124,7 @@ def gc(
         ),
     ] = None,
     older: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Minimum time since the last use")
+        str | None, typer.Option(metavar="DAYS", help="Minimum time since the last use, as in 60, 60d or 12h")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Include environments that jobs use, or used within two hours")
@@ -139,7 +140,7 @@ def gc(
         store_url(env_store, config),
         os.environ,
         max_bytes=size_of(limit, "--limit"),
-        unused_s=None if older is None else older * DAY_S,
+        unused_s=parse_age(older, "--older"),
         is_forced=force,
         is_dry=dry_run,
     )

@@ -277,7 +277,7 @@ def test_an_object_store(node: Node) -> None:
                 "BOOTSEER_ENV_STORE": "s3://bucket/envs",
             }  # fmt: skip
             assert "no environments" in node("list").stdout
-            assert "no first-step caches" in node("caches", "list").stdout
+            assert "no compile caches" in node("caches", "list").stdout
             made = node.ask("snapshot", *node.setup)
             assert made["is_ours"] and "signed by ada" in made["because"]
             node.become_another()
@@ -466,7 +466,13 @@ def test_list_says_what_there_is(node: Node) -> None:
     made = node("snapshot", *node.setup)
     assert "set-up is not pinned (alpha)" in made.stderr and "7 days" in made.stderr
     line = node("list").stdout
-    for part in ("old", "stored", "expires in 7 days", os.fspath(node.venv), "in a place of this user's own"):
+    for part in (
+        "old",
+        "stored",
+        "expires in 7 days",
+        os.fspath(node.venv),
+        "unsigned, but only you can write there",
+    ):
         assert part in line
     [record] = node.ask("list")["environments"]
     assert record["is_usable"] and record["generation"] == 1 and record["stored_bytes"] > 0
@@ -476,6 +482,7 @@ def test_list_says_what_there_is(node: Node) -> None:
 def test_explain_says_field_by_field_what_changed(node: Node) -> None:
     missed = node("explain", *node.setup).stdout
     assert missed.startswith("not found: ") and "the store has no environment yet" in missed
+    assert " (a first guess, until set-up has run)\n" in missed
     first = node.ask("snapshot", *node.setup)["key"]
     hit = node.ask("explain", *node.setup)
     assert hit["is_found"] and hit["key"] == first and hit["changes"] == []
@@ -490,7 +497,10 @@ def test_explain_says_field_by_field_what_changed(node: Node) -> None:
     assert {"inputs:requirements.txt", "variables:FLAVOUR", "variables:CC"} <= fields
     assert f"reads:{node.top}/wheels (names in it)" in fields
     text = node("explain", *node.setup).stdout
-    assert "missed because requirements.txt changed (was " in text
+    assert "missed because requirements.txt changed (was " in text and "first guess" not in text
+    read, missing = (line for line in text.splitlines() if "(observed)" in line)
+    assert read.startswith("set-up reads (observed): ") and "requirements.txt" not in missing
+    assert missing.startswith("set-up looked for, and did not find (observed): ")
     with_key = node("explain", first[:10], *node.setup).stdout
     assert "requirements.txt changed" in with_key
     assert not (node.top / "cache" / "env").exists()  # nothing was noted
@@ -631,7 +641,7 @@ def test_rm_takes_what_is_named(node: Node) -> None:
     assert node.ask("list")["environments"] == []
 
 
-# ---- first-step caches ---------------------------------------------------------------------------------------
+# ---- compile caches ---------------------------------------------------------------------------------------
 
 
 def write_caches(node: Node, name: str, url: str) -> str:
@@ -650,10 +660,12 @@ def write_caches(node: Node, name: str, url: str) -> str:
 
 def test_first_step_caches_of_a_store(node: Node) -> None:
     node.store.mkdir(0o755)
-    assert "no first-step caches" in node("caches", "list").stdout
+    assert "no compile caches" in node("caches", "list").stdout
     write_caches(node, "cache", os.fspath(node.store))
     line = node("caches", "list").stdout
-    assert KEY[:16] in line and "generation 1, 1 file," in line and "in a place of this user's own" in line
+    assert (
+        KEY[:16] in line and "generation 1, 1 file," in line and "unsigned, but only you can write there" in line
+    )
     [record] = node.ask("caches", "list")["caches"]
     assert (record["key"], record["generation"], record["files"]) == (KEY, 1, 1)
     assert node.ask("caches", "gc", "--older", "1")["removed"] == []
@@ -665,7 +677,7 @@ def test_first_step_caches_of_a_store(node: Node) -> None:
 
 
 def test_first_step_caches_of_a_node(node: Node) -> None:
-    assert "this node has no first-step caches" in node("caches", "list", "--node").stdout
+    assert "this node has no compile caches" in node("caches", "list", "--node").stdout
     path = write_caches(node, "cache", "")
     [record] = node.ask("caches", "list", "--node")["caches"]
     assert (record["path"], record["files"], record["is_used"]) == (path, 1, False)

@@ -21,7 +21,7 @@ from bootseer.env.commands.common import (
     shown,
 )
 from bootseer.env.key import explain as explaining
-from bootseer.env.key.document import KeyDocument
+from bootseer.env.key.document import ABSENT, KeyDocument
 from bootseer.env.key.explain import Explanation
 from bootseer.env.key.keying import Keyed
 from bootseer.env.reads.read_list import GUESSED
@@ -103,11 +103,16 @@ class StartExplanation(NamedTuple):
         guessed = f"the commands name (guessed): {_few(self.keyed.guessed_names)}"
         reads = self.keyed.reads
         if reads is None:
-            return ["set-up reads (observed): nothing yet, as it has not run", guessed]
+            return ["set-up reads (observed): nothing yet, as it has not run; the key is a first guess", guessed]
         if reads.how == GUESSED:
             whole = "; the whole working directory counts" if reads.is_whole else ""
             return [f"set-up reads (observed): nothing, as it could not be watched{whole}", guessed]
-        return [f"set-up reads (observed): {_few(list(self.keyed.document.reads))}", guessed]
+        found = self.keyed.document.reads
+        missing = [name for name, state in found.items() if state == ABSENT]
+        lines = [f"set-up reads (observed): {_few([name for name in found if name not in missing])}"]
+        if missing:
+            lines.append(f"set-up looked for, and did not find (observed): {_few(missing)}")
+        return [*lines, guessed]
 
 
 def _few(names: Sequence[str]) -> str:

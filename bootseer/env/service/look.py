@@ -59,6 +59,7 @@ class LookupResult(NamedTuple):
     expected: Mapping[str, str] = {}  # `in_place.state_of` each target, before the key was made
     unclean: str = ""  # why the state before set-up differs from the key; "" if it does not
     is_silent: bool = False  # the store did not answer
+    is_on_top: bool = False  # the targets have another environment, and set-up would begin with it
     unwritable: str = ""  # why this node cannot write to the store; "" if it can, or if that is not known
 
     @property
@@ -93,7 +94,7 @@ def look_up(
     if {os.path.realpath(each) for each in now.keyed.targets} != {os.path.realpath(each) for each in guessed}:
         # its environment is elsewhere
         now = _keyed(spec, environ, now.keyed.targets, wait_s, on_wait, used, lists)
-    keyed, there, expected, unclean = now
+    keyed, there, expected, unclean = now[:4]
     for note in keyed.notes:
         _log.line(note)
     if keyed.unpinned:
@@ -149,7 +150,9 @@ def look_up(
     elif unclean and found is None:
         cannot = unclean
         _log.warning("%s; the result of set-up is not stored", cannot)
-    return LookupResult(keyed, store, found, there, cannot, expected, unclean, unwritable=unwritable)
+    return LookupResult(
+        keyed, store, found, there, cannot, expected, unclean, is_on_top=now.is_on_top, unwritable=unwritable
+    )
 
 
 def look_again(
@@ -171,6 +174,7 @@ def look_again(
         expected=now.expected,
         unclean=now.unclean,
         is_silent=False,
+        is_on_top=now.is_on_top,
     )
 
 
@@ -181,6 +185,7 @@ class _TargetState(NamedTuple):
     there: InstalledEnv | None
     expected: Mapping[str, str]
     unclean: str
+    is_on_top: bool = False
 
 
 def _keyed(
@@ -244,7 +249,8 @@ def _key_now(
         clear(spec, used)
     # This order matters: a later comparison detects changes that happen while the key is made.
     expected = states_of(targets) if spec.store else {}
-    return _TargetState(make_key(spec, environ), None, expected, why_unclean(targets, environ))
+    unclean = why_unclean(targets, environ)
+    return _TargetState(make_key(spec, environ), None, expected, unclean, is_on_top=there is not None)
 
 
 def states_of(targets: Sequence[str]) -> dict[str, str]:
