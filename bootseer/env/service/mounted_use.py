@@ -12,7 +12,7 @@ import time
 
 from bootseer import aio
 from bootseer.env.store.store import HELD_S, EnvStore, FoundSnapshot
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, PermissionDenied
 from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
@@ -50,8 +50,8 @@ class MountedUse:
                 aio.run_sync(self._store.hold(self._found, time.time(), self._guess))
                 wait_s, has_failed = self._pause_s(), False
             except BootseerError as error:
-                if not has_failed:
-                    _log.info("the use of the mounted environment is not recorded in its store: %s", error)
+                if not has_failed and not isinstance(error, PermissionDenied):  # nodes may be readers only
+                    _log.warning("the use of the mounted environment is not recorded in its store: %s", error)
                 wait_s, has_failed = self._retry_s, True
 
     def _pause_s(self) -> float:
