@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_nothing_is_published_that_nobody_would_believe(anybodys: Sides, files: 
 def test_a_place_of_ones_own_needs_no_key(local: Sides, files: Path) -> None:
     published = publish(local.env, files, key=None)
     assert published.is_ours
-    assert published.found.because == "in a place of this user's own"
+    assert published.found.because == "unsigned, but only you can write there"
 
 
 def test_what_no_reader_would_take_is_not_published(local: Sides, files: Path, tmp_path: Path) -> None:
@@ -329,6 +330,7 @@ def test_a_mounted_tree_is_in_use(local: Sides, files: Path, tmp_path: Path) -> 
     wait_until(lambda: stamp.stat().st_mtime > time.time() - 600)
     for use in uses:
         use.close()
+    wait_until(lambda: not any(thread.name == "env-use" for thread in threading.enumerate()))
     used = tmp_path / "envs" / "keys" / KEY / "used"
     assert used.stat().st_mtime > time.time() - 600, "also for other versions, which know only this one"
     with pytest.raises(EnvError, match="not deleted: it was used within 2 h, so a job may have it mounted"):
@@ -336,6 +338,7 @@ def test_a_mounted_tree_is_in_use(local: Sides, files: Path, tmp_path: Path) -> 
     assert aio.run_sync(local.env.gc(0, 0.0, time.time(), pause=no_pause)).recent == 1
     done = aio.run_sync(remove(local.store, [KEY], time.time(), is_forced=True, pause=no_pause))
     assert [each.key for each in done.removals] == [KEY]
+    aio.run_sync(local.env.hold(found, time.time()))  # of a job that goes on
     assert not any((tmp_path / "envs" / place / KEY).exists() for place in ("keys", "trees"))
 
 

@@ -232,7 +232,7 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float) -> _
         for entry in entries
         if entry.name in (DOCUMENT, USED) or generation_of(entry.name) or lease_number_of(entry.name)
     ]
-    times_s = [*(entry.mtime_s for entry in ours), *(piece.mtime_s for piece in pieces)]
+    times_s = [entry.mtime_s for entry in (*ours, *stamps)] + [piece.mtime_s for piece in pieces]
     used_s = [
         *(entry.mtime_s for entry in entries if entry.name == USED or generation_of(entry.name)),
         *(entry.mtime_s for entry in stamps),

@@ -152,6 +152,9 @@ class EnvStore:
         if is_web(self.store.url):
             return
         await refuse_links(self.store, key_folder(key), tree_used_directory(key))
+        numbers, _ = await self._generations(key)
+        if found.generation not in numbers:
+            return  # the user has deleted it, by force
         entries = await list_if_there(self.store, tree_used_directory(key))
         held_s = max((entry.mtime_s for entry in entries if entry.name == tree), default=0.0)
         if not 0 <= now_s - held_s < HELD_S:
