@@ -1,7 +1,7 @@
 """First steps of compiled models: cold, with caches of another node, after a crash in the middle of compiling.
 
 In each round: a transformer under torch.compile, two ranks with gloo, on a node that has nothing, without
-first-step caches (`plain`) and with them (`cold`), in turns; on a fresh one with the caches that the first has
+compile caches (`plain`) and with them (`cold`), in turns; on a fresh one with the caches that the first has
 published (`restored`), and on a fresh one with what a job had published whose rank was killed while it compiled
 (`crash`); a C++ extension that is built at first use, cold and restored at the same path. Fresh: another cache
 folder, another user, another temporary folder. Its blocks are compiled and sharded by FSDP2 one by one, and its

@@ -1,6 +1,6 @@
 """Nodes of `bench compile`, and the jobs that run on them.
 
-A node has a folder: its cache, its temporary files, a user of its own. Its first-step caches are seeded before a
+A node has a folder: its cache, its temporary files, a user of its own. Its compile caches are seeded before a
 job and captured after it, as a launcher does it. Stores are folders, what is in them is signed by a key of this
 bench.
 """
@@ -82,7 +82,7 @@ class Node:
     def train(self, model: Model, *, kill: Callable[[], bool] | None = None, keeps: bool = True) -> Steps | None:
         """A job of RANKS ranks. With `kill` rank 0 is killed when it says so, and there is no result.
 
-        Args: keeps: with first-step caches; else torch has its own in the node's temporary folder.
+        Args: keeps: with compile caches; else torch has its own in the node's temporary folder.
         """
         words = [BOOTRUN, "--standalone", "--nproc-per-node", str(RANKS)]
         out, job = self._start([*words, os.path.join(HERE, "compile_rank.py")], model, keeps)

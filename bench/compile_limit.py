@@ -1,4 +1,4 @@
-"""Many models, one after another, on a node with a limit for its first-step caches: sizes, and who has to go."""
+"""Many models, one after another, on a node with a limit for its compile caches: sizes, and who has to go."""
 
 from __future__ import annotations
 

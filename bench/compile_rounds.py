@@ -24,7 +24,7 @@ class Trained(NamedTuple):
     crashed: Steps  # on a fresh node after the crash
     finished: int  # files that were finished when the rank was killed
     lost: int  # of these, those that the fresh node did not get
-    plain: Steps  # cold, without first-step caches
+    plain: Steps  # cold, without compile caches
 
 
 class Restored(NamedTuple):

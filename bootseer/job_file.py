@@ -234,7 +234,7 @@ def _check(setting: Setting, value: Any, where: str) -> Any:
     kind = setting.kind
     if kind is Kind.TEXT and isinstance(value, str):
         if setting.choices and value not in setting.choices:
-            raise ConfigError(f"{where}: {value!r}: there are {', '.join(setting.choices)}")
+            raise ConfigError(f"{where}: {value!r}: the values are {', '.join(setting.choices)}")
         return value
     if kind is Kind.TEXTS and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return value

@@ -79,7 +79,7 @@ class LaunchSpec(NamedTuple):
     record_start: bool  # record its access trace, and prefetch it at the next start
     image: ImageOptions | None  # None: ranks see this node's file system
     setup: SetupOptions | None  # None: the environment is used as it is
-    caches: CachesOptions | None  # None: first-step caches are not kept
+    caches: CachesOptions | None  # None: compile caches are not kept
     load_checkpoint: str  # URL, "" for none
     checkpoint_memory_bytes: int | None  # None: a quarter of the node's memory
     checkpoint_disk_bytes: int

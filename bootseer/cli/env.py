@@ -31,7 +31,6 @@ from bootseer.cli.env_words import (
     Store,
     facts_of,
     format_expiry,
-    format_time,
     store_url,
     to_flags,
 )
@@ -45,7 +44,7 @@ from bootseer.cli.image_words import (
     print_result,
     short,
 )
-from bootseer.counted import counted, format_bytes
+from bootseer.counted import counted, format_bytes, format_time
 from bootseer.errors import UsageError
 
 app = running.new_app("env", "Environments: installed once, restored everywhere.")

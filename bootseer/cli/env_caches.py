@@ -9,20 +9,20 @@ from typing import Annotated
 import typer
 
 from bootseer.cli import running
-from bootseer.cli.env_words import Config, Store, format_time, store_url
+from bootseer.cli.env_words import Config, Store, store_url
 from bootseer.cli.image_words import Json, print_result, short
-from bootseer.counted import counted, format_bytes
+from bootseer.cli.sizes import parse_age
+from bootseer.counted import counted, format_bytes, format_time
 from bootseer.errors import UsageError
 
 app = running.new_app()
 
-DAY_S = 86_400.0
 Node = Annotated[bool, typer.Option("--node", help="Use the caches of this node, not those of the store")]
 
 
 @app.command("list", epilog="bootseer env caches list --env-store hdfs://namenode/environments")
 def list_(env_store: Store = "", node: Node = False, config: Config = "", as_json: Json = False) -> None:
-    """List first-step caches of the store, or of this node (--node, or if no store is named)."""
+    """List compile caches of the store, or of this node (--node, or if no store is named)."""
     from bootseer.env.commands import caches as commands
 
     url = _url(env_store, node, config)
@@ -34,7 +34,7 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
             for each in there
         ]
         record = {"caches": [each._asdict() for each in there]}
-        print_result(record, as_json, "\n".join(lines or ["this node has no first-step caches"]))
+        print_result(record, as_json, "\n".join(lines or ["this node has no compile caches"]))
         return
     found = commands.list_store(url, os.environ)
     now_s = time.time()
@@ -47,26 +47,28 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
             )
         lines += [f"{short(each.key)}  not used: {why}" for why in each.refused]
     record = {"caches": [each._asdict() for each in found]}
-    print_result(record, as_json, "\n".join(lines or ["the store has no first-step caches"]))
+    print_result(record, as_json, "\n".join(lines or ["the store has no compile caches"]))
 
 
 @app.command(epilog="bootseer env caches gc --env-store hdfs://namenode/environments --older 60 --dry-run")
 def gc(
     env_store: Store = "",
     node: Node = False,
-    older: Annotated[float, typer.Option(min=0, metavar="DAYS", help="Minimum time since the last use")] = 30.0,
+    older: Annotated[
+        str, typer.Option(metavar="DAYS", help="Minimum time since the last use, as in 60, 60d or 12h")
+    ] = "30",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted")] = False,
     config: Config = "",
     as_json: Json = False,
 ) -> None:
-    """Delete first-step caches that no job has used for a while, of the store or of this node."""
+    """Delete compile caches that no job has used for a while, of the store or of this node."""
     from bootseer.env.commands import caches as commands
 
-    url = _url(env_store, node, config)
+    url, unused_s = _url(env_store, node, config), parse_age(older, "--older") or 0.0
     if url:
-        done = commands.collect_store(url, os.environ, unused_s=older * DAY_S, is_dry=dry_run)
+        done = commands.collect_store(url, os.environ, unused_s=unused_s, is_dry=dry_run)
     else:
-        done = commands.collect_node(os.environ, unused_s=older * DAY_S, is_dry=dry_run)
+        done = commands.collect_node(os.environ, unused_s=unused_s, is_dry=dry_run)
     would = "would be deleted" if dry_run else "deleted"
     lines = [*done.removed, f"{len(done.removed)} {would}, {format_bytes(done.freed_bytes)}"]
     if done.generations:

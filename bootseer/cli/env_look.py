@@ -1,4 +1,4 @@
-"""`bootseer env list`, `explain`, `verify` and `gc`."""
+"""`bootseer env list`, `explain`, `verify`, `gc` and `rm`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from bootseer.cli.env_words import (
     Store,
     facts_of,
     format_expiry,
-    format_time,
     store_url,
     to_flags,
 )
 from bootseer.cli.image_words import Json, Quiet, print_result, short, size_of
 from bootseer.cli.progress import ProgressLine
-from bootseer.counted import counted, format_bytes
+from bootseer.cli.sizes import parse_age
+from bootseer.counted import counted, format_bytes, format_time
 
 if TYPE_CHECKING:
     from bootseer.env.commands.look import VerifyResult
     from bootseer.env.store.store import ListedKey
 
-DAY_S = 86_400.0
 Keys = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY...", help="Key of an environment, or its first letters (6 or more)"),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted")]
 
 
 def list_(env_store: Store = "", config: Config = "", as_json: Json = False) -> None:
@@ -82,7 +82,8 @@ def explain(
         expiry = format_expiry(found.found.snapshot.expires_s, time.time())
         lines = [f"found: {found.keyed.key} ({found.found.because}; {expiry})", *lines]
     else:
-        lines = [f"not found: {found.keyed.key}", *lines]
+        guess = "" if found.keyed.reads is not None else " (a first guess, until set-up has run)"
+        lines = [f"not found: {found.keyed.key}{guess}", *lines]
     record = {
         "key": found.keyed.key,
         "is_found": found.found is not None,
@@ -123,9 +124,12 @@ def gc(
         ),
     ] = None,
     older: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Minimum time since the last use")
+        str | None, typer.Option(metavar="DAYS", help="Minimum time since the last use, as in 60, 60d or 12h")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Include environments that jobs use, or used within two hours")
+    ] = False,
+    dry_run: DryRun = False,
     config: Config = "",
     as_json: Json = False,
 ) -> None:
@@ -136,7 +140,8 @@ def gc(
         store_url(env_store, config),
         os.environ,
         max_bytes=size_of(limit, "--limit"),
-        unused_s=None if older is None else older * DAY_S,
+        unused_s=parse_age(older, "--older"),
+        is_forced=force,
         is_dry=dry_run,
     )
     lines = [
@@ -151,7 +156,30 @@ def gc(
     if done.leased:
         lines.append(f"{done.leased} kept: they are being built")
     if done.recent:
-        lines.append(f"{done.recent} beyond the limit kept: they are in use or new")
+        lines.append(f"{done.recent} kept: they are in use or new; --force includes those used within two hours")
+    record = done._asdict() | {"removals": [each._asdict() for each in done.removals], "is_dry_run": dry_run}
+    print_result(record, as_json, "\n".join(lines))
+
+
+def rm(
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY...", help="Key of an environment, or its first letters (6 or more)"),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete although jobs use it, or used it within two hours")
+    ] = False,
+    dry_run: DryRun = False,
+    env_store: Store = "",
+    config: Config = "",
+    as_json: Json = False,
+) -> None:
+    """Delete environments by their keys; all or none: status 1 if one is missing, in use or being built."""
+    from bootseer.env.commands.look import remove
+
+    done = remove(store_url(env_store, config), keys, os.environ, is_forced=force, is_dry=dry_run)
+    lines = [f"{short(each.key)}  {format_bytes(each.freed_bytes)}" for each in done.removals]
+    lines.append(f"{format_bytes(done.freed_bytes)} {'would be deleted' if dry_run else 'deleted'}")
     record = done._asdict() | {"removals": [each._asdict() for each in done.removals], "is_dry_run": dry_run}
     print_result(record, as_json, "\n".join(lines))
 
@@ -209,4 +237,5 @@ COMMANDS: list[tuple[Callable[..., None], str, str]] = [
     (explain, "explain", f"bootseer env explain {SETUP} --env-store {URL}"),
     (verify, "verify", f"bootseer env verify --env-store {URL}"),
     (gc, "gc", f"bootseer env gc --env-store {URL} --older 60 --limit 500GB --dry-run"),
+    (rm, "rm", f"bootseer env rm 5f1c0a --env-store {URL}"),
 ]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bootseer.counted import format_time
+
 if TYPE_CHECKING:
     from bootseer.env.commands.spec import Flags
     from bootseer.env.key.keying import Keyed
@@ -67,7 +69,6 @@ Config = Annotated[
 ]
 URL = "hdfs://namenode/environments"  # of examples
 SETUP = '--setup "pip install -r requirements.txt" --setup-input requirements.txt'
-_UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
 
 
 def to_flags(
@@ -107,14 +108,6 @@ def store_url(store: str, config: str = "") -> str:
     from bootseer.env.commands.spec import Flags, find_store
 
     return find_store(Flags(store=store, config=config), os.environ, os.getcwd())
-
-
-def format_time(seconds: float) -> str:
-    """Format a time: 12 s, 3.4 h, 7 days."""
-    for name, unit_s in _UNITS:
-        if abs(seconds) >= unit_s:
-            return f"{seconds / unit_s:.3g} {name}"
-    return f"{seconds:.3g} s"
 
 
 def format_expiry(expires_s: float | None, now_s: float) -> str:

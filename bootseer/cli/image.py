@@ -25,6 +25,7 @@ from bootseer.cli.image_words import (
     size_of,
 )
 from bootseer.cli.progress import ProgressLine
+from bootseer.cli.sizes import parse_age
 from bootseer.counted import counted, format_bytes
 from bootseer.errors import UsageError
 
@@ -252,11 +253,10 @@ def gc(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Delete everything that is not in use")] = False,
     older: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=0,
             metavar="DAYS",
-            help="Minimum days since the last use: of unpacked trees (default: 30), of a store (7)",
+            help="Minimum time since the last use, as in 12h: of unpacked trees (default: 30), of a store (7)",
         ),
     ] = None,
     keep: Annotated[
@@ -269,10 +269,11 @@ def gc(
     from bootseer.image.commands.gc import collect_node, collect_store
 
     would = "would be deleted" if dry_run else "deleted"
+    given_s = parse_age(older, "--older")
     if store:
         if limit is not None or everything:
             raise UsageError("--limit and --all are options for this node's cache; omit --store")
-        older_s = (7.0 if older is None else older) * DAY_S
+        older_s = 7.0 * DAY_S if given_s is None else given_s
         done = collect_store(store, name=name, keep=keep or [], older_s=older_s, is_dry=dry_run)
         text = (
             f"{would}: {counted(done.packs, 'pack')}, {counted(done.indexes, 'index', 'indexes')},"
@@ -285,7 +286,7 @@ def gc(
     if keep or name:
         raise UsageError("--keep and --name need the directory of a tree: give --store URL")
     max_bytes = 0 if everything else size_of(limit, "--limit")
-    unused_s = 0.0 if everything and older is None else (30.0 if older is None else older) * DAY_S
+    unused_s = given_s if given_s is not None else 0.0 if everything else 30.0 * DAY_S
     found = collect_node(max_bytes=max_bytes, unused_s=unused_s, is_dry=dry_run)
     lines = [
         f"{each.digest}  {each.kind}  {format_bytes(each.size)}  unused for {each.unused_s / DAY_S:.1f} days"

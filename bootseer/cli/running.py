@@ -34,6 +34,7 @@ def new_app(name: str = "", text: str = "") -> typer.Typer:
         cls=_Group,
         help=text,
         no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -1,7 +1,7 @@
 """The layout of an environment store: names of directories and files below its root. Pure.
 
     keys/KEY/key.json, env-NNNNNN.json, lease-NNNNNN.json, used
-    trees/KEY/index, packs, traces
+    trees/KEY/index, packs, traces, used/TREE
     reads/KEY/key.json, reads-NNNNNN.json, used        KEY: of the first guess
 
 In: keys and numbers. Out: paths, and the numbers in names of files.
@@ -55,6 +55,15 @@ def document_path(key: str) -> str:
 
 def used_path(key: str) -> str:
     return f"{key_folder(key)}/{USED}"
+
+
+def tree_used_path(key: str, tree: str) -> str:
+    """Return the path of the stamp of jobs that have a tree mounted."""
+    return f"{tree_used_directory(key)}/{tree}"
+
+
+def tree_used_directory(key: str) -> str:
+    return f"{tree_directory(key)}/{USED}"
 
 
 def env_path(key: str, number: int) -> str:

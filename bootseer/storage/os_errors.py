@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from bootseer.errors import AlreadyExists, NotFound, PermissionDenied, StorageError, Unavailable
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_REFUSED = {errno.EACCES, errno.EPERM}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # A disk, a server or the kernel's memory: a retry may succeed.
 _PASSING = {
@@ -35,6 +35,8 @@ def to_storage_error(error: OSError, where: str) -> StorageError:
         return NotFound(f"{where}: not found ({reason})")
     if isinstance(error, FileExistsError):
         return AlreadyExists(f"{where}: already exists")
+    if error.errno == errno.EROFS:
+        return PermissionDenied(f"{where}: {reason}: mount it for writing, or write elsewhere")
     if error.errno in _REFUSED or isinstance(error, PermissionError):
         return PermissionDenied(f"{where}: {reason}: this user lacks the permission")
     if error.errno in _FULL:

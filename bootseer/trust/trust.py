@@ -28,7 +28,7 @@ ADD = "if you know whose it is: `bootseer keys trust FILE.pub`"
 
 class TrustedPayload(NamedTuple):
     payload: bytes
-    because: str  # "signed by ada (1f2e...)", "in a place of this user's own"
+    because: str  # "signed by ada (1f2e...)", "unsigned, but only you can write there"
 
 
 class Trust:
@@ -87,7 +87,7 @@ class Trust:
             return TrustedPayload(envelope.payload, f"signed by {signer.shown}")
         reason = await why_not_trusted_owner(store, path, data)
         if not reason:
-            return TrustedPayload(envelope.payload, "in a place of this user's own")
+            return TrustedPayload(envelope.payload, "unsigned, but only you can write there")
         if not envelope.signatures:
             raise Untrusted(f"{where}: is not signed, and {reason}; {MAKE}")
         ids = ", ".join(_shown(each) for each in envelope.signatures[:4])

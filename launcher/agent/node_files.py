@@ -120,7 +120,7 @@ class NodeEvents:
         self.span(stage, name, span)
 
     def caches(self, span: CachesSpan) -> None:
-        """Write the result of first-step caches."""
+        """Write the result of compile caches."""
         writer = self._of(self.attempt)
         if writer is None:
             return

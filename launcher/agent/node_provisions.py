@@ -229,7 +229,7 @@ class NodeProvisions:
             self._agent().on_unusable(why)
 
     def _on_program_coming(self, with_caches: Callable[[str], RankProgram]) -> None:
-        """Begin importing the framework while first-step caches are fetched."""
+        """Begin importing the framework while compile caches are fetched."""
         if not self._is_program_known:
             self._record_what_was_built()
             self.preloader.begin_early(os.environ, with_caches)

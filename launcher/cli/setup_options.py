@@ -1,4 +1,4 @@
-"""PURE: the flags of set-up and of first-step caches: how the ranks' environment is made, and where it is kept.
+"""PURE: the flags of set-up and of compile caches: how the ranks' environment is made, and where it is kept.
 
 Every mistake is found before anything runs. The caller's function makes paths absolute.
 """
@@ -43,7 +43,7 @@ class SetupOptions(NamedTuple):
 
 
 class CachesOptions(NamedTuple):
-    """Options of first-step caches that are kept."""
+    """Options of compile caches that are kept."""
 
     store: str  # URL, "": only on this node
     dirs: tuple[tuple[str, str], ...]  # name and absolute path of further directories
@@ -94,7 +94,7 @@ def read_setup(args: Arguments, absolute: Callable[[str], str]) -> SetupOptions 
 
 
 def read_caches(args: Arguments, absolute: Callable[[str], str]) -> CachesOptions | None:
-    """Read the flags of first-step caches. They are on by default for Python programs with a store.
+    """Read the flags of compile caches. They are on by default for Python programs with a store.
 
     Returns: None if they are off. Raises: UsageError.
     """
@@ -155,5 +155,5 @@ def _ways(given: Sequence[str] | None) -> tuple[str, ...]:
         return WAYS
     for way in given:
         if way not in WAYS:
-            raise UsageError(f"--env-way {way!r}: there are {', '.join(WAYS)}")
+            raise UsageError(f"--env-way {way!r}: the values are {', '.join(WAYS)}")
     return tuple(dict.fromkeys(given))

@@ -30,7 +30,7 @@ READ_LATE = frozenset(
     "BOOTSEER_ARENA BOOTSEER_SAVE_ARENA "
     "CUDA_CACHE_PATH CUDA_CACHE_MAXSIZE TORCH_EXTENSIONS_DIR BOOTSEER_MARK_PROBES".split()
 )
-# Variables of first-step caches. These modules read them when they are imported. Until then the values can change,
+# Variables of compile caches. These modules read them when they are imported. Until then the values can change,
 # since the caches can become known after the preload has begun (Preloader.begin_early).
 READ_BY = {
     "TORCHINDUCTOR_CACHE_DIR": ("torch._dynamo.package", "torch._inductor.codecache"),

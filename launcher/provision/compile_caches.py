@@ -75,7 +75,7 @@ class NodeCaches:
         self._seeded: Callable[[], object] | None = None
         self._timer = Alarm(loop)
         self._waiting = WaitingLines(
-            loop, events.said, lambda: self._began_ns, lambda time: f"waiting for first-step caches: {time}"
+            loop, events.said, lambda: self._began_ns, lambda time: f"waiting for compile caches: {time}"
         )
         self._began_ns = 0
         self._is_fresh = False  # restored, and no rank has run since
@@ -188,7 +188,7 @@ class NodeCaches:
                 self._disable(answer["why"])
 
     def _note(self, name: str, answer: Mapping[str, Any], *, is_part_of_start: bool) -> None:
-        is_news = name == "caches" or (
+        is_news = (name == "caches" and not answer["is_cold"]) or (
             name == "caches_kept" and (answer["generation"] > 0 or answer["has_failed"])
         )
         if is_part_of_start and answer["is_lost"]:
@@ -222,7 +222,7 @@ class NodeCaches:
         if self._opened is not None or self._seeded is not None:  # a start has waited for it
             name = "caches" if self._opened is not None else "caches_seeded"
             self._events.noted(CachesSpan(name, self._began_ns, time.monotonic_ns(), {}, why, True))
-        self._events.fell_back(f"first-step caches are not used: {why}")
+        self._events.fell_back(f"compile caches are not used: {why}")
         self._go({})
         self._go_on()
 

@@ -742,7 +742,7 @@ def ready_line(how: str, took_s: float, facts: Mapping[str, object]) -> str:
     """PURE: return the line that reports that the environment is ready."""
     if how == "installed":
         return f"set-up took {facts['setup_s']:.1f} s; the environment is ready after {took_s:.1f} s"
-    words = {"there": "is already in place", "mount": "was mounted", "unpack": "was restored"}
+    words = {"there": "is already in place", "mount": "was mounted for the ranks alone", "unpack": "was restored"}
     waited = ", once another builder had finished" if facts.get("waited") else ""
     return f"the environment {words.get(how, how)}{waited}, after {took_s:.2f} s; set-up is not run"
 

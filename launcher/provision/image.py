@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bootseer.counted import format_bytes
 from bootseer.mounts.sandbox.binds import OWN_DIRECTORY
 from bootseer.own_module import command_of
 from launcher.base.helper_process import ServiceProcess
@@ -508,7 +509,7 @@ def figures_line(figures: Mapping[str, float]) -> str:
     """PURE: return a line with the reads of the start from its image; "" if they are unknown."""
     if "blocked_s" not in figures:
         return ""
-    fetched = f"{figures.get('read_bytes', 0) / 1e6:.0f} MB fetched in {figures.get('requests', 0):.0f} requests"
+    fetched = f"{format_bytes(figures.get('read_bytes', 0))} fetched in {figures.get('requests', 0):.0f} requests"
     blocks = figures.get("prefetch_blocks", 0) + figures.get("demand_blocks", 0)
     ahead = f", {figures.get('prefetch_blocks', 0) / blocks:.0%} prefetched" if blocks else ""
     recorded = "; recorded for the next start" if figures.get("recorded") else ""

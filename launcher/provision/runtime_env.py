@@ -1,4 +1,4 @@
-"""The runtime environment of a node's ranks: their image, environment and first-step caches, if any.
+"""The runtime environment of a node's ranks: their image, environment and compile caches, if any.
 
     image --digest--> environment --ready--+
       +-----------open--------------------+--> caches --> program
@@ -34,10 +34,10 @@ IMPORT_AFTER_S = 0.05  # the rendezvous goes first
 class RuntimeEvents(NamedTuple):
     """Callbacks of the node."""
 
-    # All but the directory of first-step caches; called with a function that gets it ("": unknown).
+    # All but the directory of compile caches; called with a function that gets it ("": unknown).
     coming: Callable[[Callable[[str], RankProgram]], object]
     hot_imports: Callable[[tuple[str, ...]], object]  # before that: modules that ranks elsewhere have imported
-    # The ranks' program and the directory of their first-step caches, "" for none; again after a change.
+    # The ranks' program and the directory of their compile caches, "" for none; again after a change.
     known: Callable[[RankProgram, str], object]
     image_failed: Callable[[str], object]  # no more ranks can be started
     setup_failed: Callable[[SetupReport], object]
@@ -230,7 +230,7 @@ class RuntimeEnvironment:
             self._open_caches(in_environment(program, python, own))
 
     def _open_caches(self, program: RankProgram) -> None:
-        """Open the first-step caches, if they are kept, once the environment is ready."""
+        """Open the compile caches, if they are kept, once the environment is ready."""
         self._is_settled = False
         if self._spec.caches is None:
             self._on_known(program)
@@ -327,7 +327,7 @@ class RuntimeEnvironment:
             return "the image"
         if self._setup is not None and not self._setup.is_ready:
             return "the environment (set-up)"
-        return "first-step caches" if self.program is None or not self._is_settled else ""
+        return "compile caches" if self.program is None or not self._is_settled else ""
 
     @property
     def has_built(self) -> bool:

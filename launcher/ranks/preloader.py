@@ -120,7 +120,7 @@ class Preloader:
             then()
 
     def begin_early(self, environ: Mapping[str, str], with_caches: Callable[[str], RankProgram]) -> None:
-        """Begin early, when only the place of first-step caches is unknown; `begin` must follow.
+        """Begin early, when only the place of compile caches is unknown; `begin` must follow.
 
         They are assumed to be where the last start had them, if that directory exists. Otherwise modules that may
         read the place while they are imported wait for `begin`: those named by an earlier start, or by the user.

@@ -100,7 +100,7 @@ def _read(table: Mapping[str, Any], where: str) -> Rule:
     rule = Rule(**found)
     _check_name(rule.name, where)
     if rule.action not in ACTIONS:
-        raise ConfigError(f"{where} action: {rule.action!r}: there are {', '.join(ACTIONS)}")
+        raise ConfigError(f"{where} action: {rule.action!r}: the values are {', '.join(ACTIONS)}")
     for key in ("pattern", "start", "stop"):
         _check_pattern(getattr(rule, key), f"{where} {key}")
     _check_together(rule, found, where)

@@ -51,7 +51,7 @@ def _once(options: Options, args: argparse.Namespace) -> int:
     if not stages_of(spec):
         raise UsageError(
             "this job has nothing to warm: name an image (--image), set-up (--setup and --env-store),"
-            " first-step caches (--keep-caches) or a checkpoint (--load-checkpoint), here or in bootseer.toml"
+            " compile caches (--keep-caches) or a checkpoint (--load-checkpoint), here or in bootseer.toml"
         )
     limit = WarmLimits(options.max_bytes, options.max_bytes_per_s, options.hold_s)
     say = _quiet if args.quiet else _say

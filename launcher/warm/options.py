@@ -132,7 +132,7 @@ def _only(text: str | None) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(text.split(",")))
     for each in found:
         if each not in STAGES:
-            raise UsageError(f"--only {each!r}: there are {', '.join(STAGES)}")
+            raise UsageError(f"--only {each!r}: the values are {', '.join(STAGES)}")
     return found
 
 

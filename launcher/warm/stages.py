@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from bootseer.mounts.sandbox.process import ImageSandbox
     from bootseer.mounts.tree_daemon.fill import FillLimits
 
-CACHES_PATIENCE_S = 90.0  # for the process that seeds first-step caches, on top of the limit of fetching them
+CACHES_PATIENCE_S = 90.0  # for the process that seeds compile caches, on top of the limit of fetching them
 BRIEF_S = 1.0  # idle time after which their mount ends, so that the job's start is recorded
 
 Say = Callable[[str], object]  # a line for users
@@ -267,10 +267,10 @@ class Warmer:
 
         return with_own_target(spec, image.pythons[0], self._environ)
 
-    # ---- first-step caches -----------------------------------------------------------------------------------
+    # ---- compile caches -----------------------------------------------------------------------------------
 
     def _warm_caches(self) -> Warmed:
-        """Warm first-step caches with the service of a start, in the environment that ranks will see."""
+        """Warm compile caches with the service of a start, in the environment that ranks will see."""
         options = self._spec.caches
         assert options is not None
         if not options.store:
@@ -438,6 +438,6 @@ def _ask_caches(prefix: tuple[str, ...], order: Mapping[str, object]) -> dict[st
             service.wait(CACHES_PATIENCE_S)
             return answer
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise StorageError(f"the service of first-step caches has failed: {error}") from error
+            raise StorageError(f"the service of compile caches has failed: {error}") from error
         finally:
             end_process(service)

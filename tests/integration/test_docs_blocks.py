@@ -382,9 +382,10 @@ def test_environments(user: User) -> None:
     (listed,) = user.shell("bootseer env list --json --env-store store/environments")
     ((key,),) = [[each["key"] for each in json.loads(listed.output)["environments"]]]
     words = {" explain ...": " explain", " KEY ": f" {key} "}
-    _, listed, explained, restored, verified, collected = user.run(
-        "environments.md", "bootseer env snapshot", words
+    _, listed, explained, restored, verified, collected, kept = user.run(
+        "environments.md", "bootseer env snapshot", words, statuses={6: 1}
     )
+    assert "not deleted: it was used within 2 h" in kept.output
     assert listed.output.startswith(key[:16]) and f"found: {key}" in explained.output
     assert "has the environment" in restored.output and "1 of 1 blocks correct" in verified.output
     assert "0 B would be deleted" in collected.output
@@ -397,6 +398,45 @@ def test_environments(user: User) -> None:
     images, *environments = split(user.at_home(user.block("operating.md", "bootseer image gc")))
     user.shell("mkdir -p image-source/bin\nbootseer image build image-source store/images/train-v3")
     user.shell("\n".join([images, *environments]))
+
+
+@runs("environments.md", "$ bootrun ... train.py        # first")
+@pytest.mark.slow
+def test_starts_with_an_environment(user: User) -> None:
+    need_mounts()
+    requirements(user)
+    user.write(
+        "train.py",
+        "import glob, small, time\n"
+        "for _ in range(1200):\n"
+        "    if glob.glob('store/environments/keys/*/env-*.json'):\n"
+        "        break\n"
+        "    time.sleep(0.05)  # a look at a time\n"
+        "time.sleep(0.5)  # for the line about it\n",
+    )
+    start = (
+        "bootrun --standalone --setup 'pip install -r requirements.txt' --setup-input requirements.txt"
+        " --env-store store/environments --no-keep-caches"
+    )
+    as_new = "rm -r venv ../cache; cp -a new venv"
+    user.shell("cp -a venv new")
+    block = user.block("environments.md", "$ bootrun ... train.py        # first")
+    output = []
+    for line, more in zip(
+        [line for line in block.splitlines() if line.startswith("$ ")],
+        ["", "", "--env-way mount", "--env-way there,unpack"],
+        strict=True,
+    ):
+        if more:
+            user.shell(as_new)
+        (done,) = user.shell(f"{start} {more} train.py")
+        output += [line, done.output]
+    user.shows(
+        "environments.md",
+        "$ bootrun ... train.py        # first",
+        "\n".join(output),
+        {"hdfs://namenode/": "store/", " MB": " kB"},
+    )
 
 
 @runs("operating.md", "export BOOTSEER_TUNING")

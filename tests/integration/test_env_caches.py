@@ -1,4 +1,4 @@
-"""First-step caches between nodes that share a store: seeded, captured, merged, limited, never from a stranger."""
+"""Compile caches between nodes that share a store: seeded, captured, merged, limited, never from a stranger."""
 
 from __future__ import annotations
 
@@ -413,7 +413,7 @@ def test_a_store_that_does_not_answer_is_a_cold_start(
     node: Callable[..., Node], url: str, captured: Node, operation: str
 ) -> None:
     reader = node("b", url="", store=faulty(url, Fault(Kind.ERROR, operation)))
-    assert_cold(reader, "first-step caches are not used")
+    assert_cold(reader, "compile caches are not used")
     reader.write("inductor/ab/cone.py")
     assert "are not published" in reader.capture().line
     assert generations(url) == ["cache-000001.json"]

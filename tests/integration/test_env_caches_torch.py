@@ -1,4 +1,4 @@
-"""First-step caches of real torch: what one node compiled is found on another one, also after a crash."""
+"""Compile caches of real torch: what one node compiled is found on another one, also after a crash."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -275,14 +277,14 @@ def test_an_object_store(node: Node) -> None:
                 "BOOTSEER_ENV_STORE": "s3://bucket/envs",
             }  # fmt: skip
             assert "no environments" in node("list").stdout
-            assert "no first-step caches" in node("caches", "list").stdout
+            assert "no compile caches" in node("caches", "list").stdout
             made = node.ask("snapshot", *node.setup)
             assert made["is_ours"] and "signed by ada" in made["because"]
             node.become_another()
             assert node.ask("restore", made["key"][:12])["how"] == "unpack"
             assert node.version("beta") == "1.0"
             assert node.ask("verify")["environments"][0]["is_right"]
-            assert len(node.ask("gc", "--older", "0")["removals"]) == 1
+            assert len(node.ask("gc", "--older", "0", "--force")["removals"]) == 1
             assert node.ask("list")["environments"] == []
 
 
@@ -464,7 +466,13 @@ def test_list_says_what_there_is(node: Node) -> None:
     made = node("snapshot", *node.setup)
     assert "set-up is not pinned (alpha)" in made.stderr and "7 days" in made.stderr
     line = node("list").stdout
-    for part in ("old", "stored", "expires in 7 days", os.fspath(node.venv), "in a place of this user's own"):
+    for part in (
+        "old",
+        "stored",
+        "expires in 7 days",
+        os.fspath(node.venv),
+        "unsigned, but only you can write there",
+    ):
         assert part in line
     [record] = node.ask("list")["environments"]
     assert record["is_usable"] and record["generation"] == 1 and record["stored_bytes"] > 0
@@ -474,9 +482,15 @@ def test_list_says_what_there_is(node: Node) -> None:
 def test_explain_says_field_by_field_what_changed(node: Node) -> None:
     missed = node("explain", *node.setup).stdout
     assert missed.startswith("not found: ") and "the store has no environment yet" in missed
+    assert " (a first guess, until set-up has run)\n" in missed
     first = node.ask("snapshot", *node.setup)["key"]
     hit = node.ask("explain", *node.setup)
     assert hit["is_found"] and hit["key"] == first and hit["changes"] == []
+    text = node("explain", *node.setup).stdout
+    read, missing = (line for line in text.splitlines() if "(observed)" in line)
+    assert read.startswith("set-up reads (observed): ") and "requirements.txt" not in missing
+    assert missing.startswith("set-up looked for, and did not find (observed): ")
+    assert "first guess" not in text
     node.become_another()
     (node.work / "requirements.txt").write_text("alpha==1.0\nbeta==2.0\n")
     make_wheel(node.top / "wheels", "gamma", "1.0")
@@ -534,7 +548,7 @@ def test_what_strangers_put_into_a_store_leads_nowhere(node: Node) -> None:
     (node.store / "caches" / KEY).symlink_to(elsewhere)
     listed = node("list").stdout
     assert key[:16] in listed and "is a symbolic link, which an environment store must not contain" in listed
-    for words in (["gc", "--older", "0"], ["caches", "gc", "--older", "0"]):
+    for words in (["gc", "--older", "0", "--force"], ["caches", "gc", "--older", "0"]):
         assert KEY not in json.dumps(node.ask(*words))
         assert (elsewhere / "packs" / ("cd" * 32)).read_bytes() == b"mine"
     assert "is a symbolic link" in node("restore", KEY, status=1).stderr
@@ -583,18 +597,53 @@ def test_gc_takes_what_nobody_uses(node: Node) -> None:
     key = node.ask("snapshot", *node.setup)["key"]
     assert node.ask("gc")["removals"] == []
     assert node.ask("gc", "--older", "1")["removals"] == []
-    dry = node("gc", "--older", "0", "--dry-run").stdout
-    assert key[:16] in dry and "was not used for 0 days" in dry and "would be deleted" in dry
+    kept = node("gc", "--older", "0", "--limit", "0").stdout
+    assert "0 B deleted" in kept and "1 kept: they are in use or new; --force" in kept
+    assert node.ask("gc", "--older", "0.0001", "--limit", "0")["recent"] == 1
+    dry = node("gc", "--older", "0", "--force", "--dry-run").stdout
+    assert key[:16] in dry and re.search(r"was not used for [\d.]+ s\n", dry) and "would be deleted" in dry
     assert node.ask("list")["environments"][0]["is_usable"]
     limited = node.ask("gc", "--limit", "1", "--dry-run")
     assert limited["recent"] == 1 and limited["removals"] == []  # somebody may read it at this moment
-    done = node.ask("gc", "--older", "0")
+    done = node.ask("gc", "--older", "0", "--force")
     assert [each["key"] for each in done["removals"]] == [key] and done["left_bytes"] == 0
     assert node.ask("list")["environments"] == []
     assert "--limit" in node("gc", "--limit", "many", status=2).stderr
 
 
-# ---- first-step caches ---------------------------------------------------------------------------------------
+def test_rm_takes_what_is_named(node: Node) -> None:
+    first = node.ask("snapshot", *node.setup)["key"]
+    node.become_another()
+    (node.work / "requirements.txt").write_text("beta==2.0\n")
+    second = node.ask("snapshot", *node.setup)["key"]
+    for words in ([first], [first[:7], second], ["--dry-run", second]):
+        refused = node("rm", *words, status=1).stderr
+        assert "not deleted: it was used within 2 h" in refused and "--force deletes it" in refused
+        assert refused.count("\n") == 1 and (first if first in words else second)[:16] in refused
+    assert "has no environment of the key" in node("rm", first, KEY, "--force", status=1).stderr
+    assert "has no key that begins with" in node("rm", "abcdef", status=1).stderr
+    assert "is not a key" in node("rm", "some", status=1).stderr
+    assert "KEY" in node("rm", status=2).stderr
+    dry = node("rm", first, "--force", "--dry-run").stdout
+    assert first[:16] in dry and "would be deleted" in dry
+    assert {each["key"] for each in node.ask("list")["environments"]} == {first, second}, "all or none"
+
+    for entry in [*(node.store / "keys" / first).iterdir(), *(node.store / "trees" / first).rglob("*")]:
+        os.utime(entry, (time.time() - 9000, time.time() - 9000))
+    env = node.store / "keys" / first / "env-000001.json"
+    payload = json.loads(base64.b64decode(json.loads(env.read_text())["payload"]))
+    assert time.time() - payload["created_s"] < 200, "its making is a use as well"
+    assert "used within 2 h" in node("rm", first, status=1).stderr
+    done = node.ask("rm", first[:9], first, "--force")
+    assert [each["key"] for each in done["removals"]] == [first] and done["freed_bytes"] > 0
+    assert not done["is_dry_run"] and not (node.store / "keys" / first).exists()
+    assert not (node.store / "trees" / first).exists()
+    assert [each["key"] for each in node.ask("list")["environments"]] == [second]
+    assert second[:16] in node("rm", second, "--force").stdout
+    assert node.ask("list")["environments"] == []
+
+
+# ---- compile caches ---------------------------------------------------------------------------------------
 
 
 def write_caches(node: Node, name: str, url: str) -> str:
@@ -613,10 +662,12 @@ def write_caches(node: Node, name: str, url: str) -> str:
 
 def test_first_step_caches_of_a_store(node: Node) -> None:
     node.store.mkdir(0o755)
-    assert "no first-step caches" in node("caches", "list").stdout
+    assert "no compile caches" in node("caches", "list").stdout
     write_caches(node, "cache", os.fspath(node.store))
     line = node("caches", "list").stdout
-    assert KEY[:16] in line and "generation 1, 1 file," in line and "in a place of this user's own" in line
+    assert (
+        KEY[:16] in line and "generation 1, 1 file," in line and "unsigned, but only you can write there" in line
+    )
     [record] = node.ask("caches", "list")["caches"]
     assert (record["key"], record["generation"], record["files"]) == (KEY, 1, 1)
     assert node.ask("caches", "gc", "--older", "1")["removed"] == []
@@ -628,7 +679,7 @@ def test_first_step_caches_of_a_store(node: Node) -> None:
 
 
 def test_first_step_caches_of_a_node(node: Node) -> None:
-    assert "this node has no first-step caches" in node("caches", "list", "--node").stdout
+    assert "this node has no compile caches" in node("caches", "list", "--node").stdout
     path = write_caches(node, "cache", "")
     [record] = node.ask("caches", "list", "--node")["caches"]
     assert (record["path"], record["files"], record["is_used"]) == (path, 1, False)
@@ -647,7 +698,7 @@ def test_first_step_caches_of_a_node(node: Node) -> None:
 # ---- help ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["snapshot", "restore", "key", "list", "explain", "verify", "gc"])
+@pytest.mark.parametrize("command", ["snapshot", "restore", "key", "list", "explain", "verify", "gc", "rm"])
 def test_help_has_an_example(node: Node, command: str) -> None:
     assert f"bootseer env {command}" in " ".join(node(command, "--help").stdout.split()).partition("Options:")[2]
 

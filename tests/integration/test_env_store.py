@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,12 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.env.store.lease import LeaseUnavailable
+from bootseer.env.service.mounted_use import MountedUse
+from bootseer.env.store.collecting import remove
+from bootseer.env.store.held_lease import Lease
+from bootseer.env.store.lease import BuilderLease, LeaseUnavailable
 from bootseer.env.store.store import EnvStore, PublishedSnapshot
-from bootseer.errors import IntegrityError, SourceChanged, StorageError, Unavailable, Untrusted
+from bootseer.errors import EnvError, IntegrityError, NotFound, SourceChanged, StorageError, Unavailable, Untrusted
 from bootseer.storage import Store, open_store
 from bootseer.tree.opening import open_tree
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey
@@ -29,6 +35,7 @@ from tests.env_parts import (
     publish,
     write_environment,
 )
+from tests.support import wait_until
 from tests.testing.faulty_store import Fault, FaultyStore, Kind
 
 KEY, DOCUMENT = document()
@@ -142,7 +149,7 @@ def test_nothing_is_published_that_nobody_would_believe(anybodys: Sides, files: 
 def test_a_place_of_ones_own_needs_no_key(local: Sides, files: Path) -> None:
     published = publish(local.env, files, key=None)
     assert published.is_ours
-    assert published.found.because == "in a place of this user's own"
+    assert published.found.because == "unsigned, but only you can write there"
 
 
 def test_what_no_reader_would_take_is_not_published(local: Sides, files: Path, tmp_path: Path) -> None:
@@ -271,3 +278,82 @@ def test_links_in_a_store_are_refused(local: Sides, files: Path, tmp_path: Path)
         link.unlink()
     assert list(outside.iterdir()) == []
     publish(local.env, files)
+
+
+# ---- garbage and use -----------------------------------------------------------------------------------------
+
+
+async def no_pause(_: float, __: asyncio.Event) -> None:
+    return None
+
+
+def test_a_mounted_tree_stays_although_its_generation_has_expired(local: Sides, tmp_path: Path) -> None:
+    """A job of many days reads it, while later starts have made, and use, the next generation."""
+    now_s, day_s = time.time(), 86_400.0
+    old = publish(
+        local.env,
+        write_environment(tmp_path / "old", "old"),
+        created_s=now_s - 9 * day_s,
+        expires_s=now_s - 2 * day_s,
+    )
+    new = publish(local.env, write_environment(tmp_path / "new", "new"), created_s=now_s, replaces=1)
+    assert (old.found.generation, new.found.generation) == (1, 2)
+    trees = tmp_path / "envs" / "trees" / KEY
+    for entry in (*(trees / "packs").iterdir(), *(trees / "index").iterdir()):
+        os.utime(entry, (now_s - 9 * day_s, now_s - 9 * day_s))
+
+    def collect() -> list[str]:
+        done = aio.run_sync(local.env.gc(None, None, now_s, is_dry=True, pause=no_pause))
+        return [path for each in done.removals for path in each.paths]
+
+    gone = collect()
+    assert f"trees/{KEY}/index/{old.found.snapshot.tree}" in gone
+    aio.run_sync(local.env.hold(old.found, now_s))
+    assert collect() == []
+    stamp = trees / "used" / old.found.snapshot.tree
+    os.utime(stamp, (now_s - 7200, now_s - 7200))
+    assert collect() == gone
+
+
+def test_a_mounted_tree_is_in_use(local: Sides, files: Path, tmp_path: Path) -> None:
+    """Its stamps are renewed as long as it is mounted, by the first node whose turn it is."""
+    found = publish(local.env, files, created_s=NOW_S - 1e6).found
+    stamp = tmp_path / "envs" / "trees" / KEY / "used" / found.snapshot.tree
+    aio.run_sync(local.env.hold(found, time.time()))
+    before = stamp.stat().st_mtime_ns
+    aio.run_sync(local.env.hold(found, time.time()))
+    assert stamp.stat().st_mtime_ns == before, "a new one is enough"
+    os.utime(stamp, (NOW_S - 1e6, NOW_S - 1e6))
+    uses = [MountedUse(local.env, found, "", every_s=0.01, retry_s=0.01) for _ in range(2)]
+    wait_until(lambda: stamp.stat().st_mtime > time.time() - 600)
+    os.utime(stamp, (NOW_S - 1e6, NOW_S - 1e6))
+    wait_until(lambda: stamp.stat().st_mtime > time.time() - 600)
+    for use in uses:
+        use.close()
+    wait_until(lambda: not any(thread.name == "env-use" for thread in threading.enumerate()))
+    used = tmp_path / "envs" / "keys" / KEY / "used"
+    assert used.stat().st_mtime > time.time() - 600, "also for other versions, which know only this one"
+    with pytest.raises(EnvError, match="not deleted: it was used within 2 h, so a job may have it mounted"):
+        aio.run_sync(remove(local.store, [KEY], time.time(), pause=no_pause))
+    assert aio.run_sync(local.env.gc(0, 0.0, time.time(), pause=no_pause)).recent == 1
+    done = aio.run_sync(remove(local.store, [KEY], time.time(), is_forced=True, pause=no_pause))
+    assert [each.key for each in done.removals] == [KEY]
+    aio.run_sync(local.env.hold(found, time.time()))  # of a job that goes on
+    assert not any((tmp_path / "envs" / place / KEY).exists() for place in ("keys", "trees"))
+
+
+def test_what_is_being_built_is_not_removed(local: Sides, files: Path) -> None:
+    publish(local.env, files, created_s=NOW_S - 1e6)
+    lease = aio.run_sync(BuilderLease(local.store, owner="builder").try_take(KEY))
+    assert isinstance(lease, Lease)
+
+    async def heartbeats(_: float, __: asyncio.Event) -> None:
+        await local.store.publish(f"keys/{KEY}/lease-{lease.number:06d}.json", lease.next_record("working"))
+
+    with pytest.raises(EnvError, match="not deleted: it is being built; repeat this after the build"):
+        aio.run_sync(remove(local.store, [KEY], time.time() + 1e6, is_forced=True, pause=heartbeats))
+    assert local.find() is not None
+    done = aio.run_sync(remove(local.store, [KEY], time.time() + 1e6, pause=no_pause))
+    assert [each.why for each in done.removals] == ["was named"], "the builder is dead"
+    with pytest.raises(NotFound, match="has no environment of the key"):
+        aio.run_sync(remove(local.store, [KEY], time.time(), is_forced=True, pause=no_pause))

@@ -163,7 +163,7 @@ def test_the_text_is_for_people(image: Commands, source: Path) -> None:
     assert done.stdout.startswith("tree ") and " blocks (" in done.stdout
     assert "is not signed" in done.stderr and "bootseer keys make" in done.stderr
     assert "is not signed" not in image("keys", status=2).stderr
-    assert "in a place of this user's own" in image("inspect", "tree").stdout
+    assert "unsigned, but only you can write there" in image("inspect", "tree").stdout
     assert "0 faults" in image("verify", "tree").stdout
 
 
@@ -175,7 +175,7 @@ def test_another_key_signs(image: Commands, source: Path, tmp_path: Path) -> Non
     built = image.ask("build", source, "tree", "--key", tmp_path / "theirs" / "own.pem")
     own = json.loads(image("show", "--json", group="keys").stdout)["keyid"]
     assert len(built["signed_by"]) == 64 and built["signed_by"] != own
-    assert image.ask("inspect", "tree")["because"] == "in a place of this user's own"
+    assert image.ask("inspect", "tree")["because"] == "unsigned, but only you can write there"
     image("trust", tmp_path / "theirs" / "own.pub", "--name", "others", group="keys")
     assert image.ask("inspect", "tree")["because"].startswith("signed by others")
     assert image.ask("build", source, "tree", "--unsigned")["signed_by"] == ""
@@ -405,7 +405,7 @@ def test_an_unpacked_image_is_opened_again_when_another_one_was_pushed(
     trust = Trust.load()
 
     def open_it(pinned: str) -> UnpackedSource:
-        return UnpackedSource(url, trust, "", pinned, ANY_WORKLOAD, print, 0.0)
+        return UnpackedSource(url, trust, "", pinned, ANY_WORKLOAD, 0.0)
 
     first = open_it("")
     first.close()

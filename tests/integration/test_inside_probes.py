@@ -1,4 +1,4 @@
-"""What of inductor is spared in ranks whose first-step caches are kept: probes, and headers of kernels."""
+"""What of inductor is spared in ranks whose compile caches are kept: probes, and headers of kernels."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_another_node_begins_with_what_the_first_one_made(
     assert ends["caches"].attrs["files"] == 1
     assert int(str(ends["caches"].attrs["bytes"])) == 8000
     assert ends["caches"].attrs["hit"] is True
-    assert "first-step caches: 1 file," in warm.stderr
+    assert "compile caches: 1 file," in warm.stderr
 
 
 def test_ranks_are_reported_where_caches_are_unless_the_user_says(
@@ -209,7 +209,7 @@ def test_strict_says_once_what_has_failed(machines: Callable[[str], Machine], bo
     found = run(machine, bootrun, "--strict", PYTHON_EXEC=os.fspath(write_odd_python(machine)))
     assert found.status == 1 and "cold" not in found.stdout
     (line,) = [line for line in found.stderr.splitlines() if "caches" in line]
-    assert "error: --strict: an optimization failed: first-step caches are not used" in line
+    assert "error: --strict: an optimization failed: compile caches are not used" in line
 
 
 def test_interpreter_without_a_version_is_a_cold_start(
@@ -218,7 +218,7 @@ def test_interpreter_without_a_version_is_a_cold_start(
     machine = machines("node")
     found = run(machine, bootrun, PYTHON_EXEC=os.fspath(write_odd_python(machine)))
     assert found.status == 0, found.stderr
-    assert "first-step caches are not used" in found.stderr
+    assert "compile caches are not used" in found.stderr
     assert "cold 0" in found.stdout
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,8 @@ def test_mounted_where_that_can_be(
     span = setup_span(tmp_path / "logs2")
     assert unmount_tree(str(span.attrs["tree"]), force=True)
     assert span.attrs["how"] == "mount", second.stderr
+    stamp = machine.store / "trees" / str(span.attrs["key"]) / "used" / str(span.attrs["tree"])
+    assert stamp.exists(), "no collection deletes it meanwhile"
     assert sorted(machine.venv.rglob("*")) == before, "only ranks see it"
 
 
@@ -461,6 +464,67 @@ def test_damaged_blocks_are_never_shown(machine: Machine, start: Start) -> None:
     assert machine.count() == 2
 
 
+UNSTORED = "bootrun: warning: the environment cannot be stored, so other nodes run set-up again: "
+UNSTORED_THERE = "bootrun: warning: the environment is in place here, but cannot be stored: "
+
+
+@contextmanager
+def read_only(path: Path) -> Iterator[str]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,mode=755", "tmpfs", path], check=True)
+    try:
+        yield "is read-only: name a store that you can write, or mount it for writing"
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@contextmanager
+def full(path: Path) -> Iterator[str]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=755", "tmpfs", path], check=True)
+    with suppress(OSError), open(path / "data", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    try:
+        yield "is full: delete environments (`bootseer env gc`), or name another store"
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@contextmanager
+def file(path: Path) -> Iterator[str]:
+    path.rmdir()
+    path.write_text("")
+    yield "is a file: name a directory"
+
+
+@pytest.mark.parametrize("kind", [read_only, full, file])
+def test_store_that_cannot_be_written(
+    machine: Machine, start: Start, tmp_path: Path, kind: Callable[[Path], AbstractContextManager[str]]
+) -> None:
+    """One warning with the store and the fix; where the environment is in place, the store is to blame as well."""
+    if os.geteuid() != 0 and kind is not file:
+        lacking("mounts need root")
+    place = tmp_path / "place"
+    place.mkdir()
+    with kind(place) as reason:
+        strict = start("--strict", *UNPACK, store=os.fspath(place)).wait(DEADLINE_S)
+        assert strict.status == 1 and "--strict: an optimization failed" in strict.stderr
+        assert f"--env-store {place} {reason}" in strict.stderr and "has 1.0" not in strict.stdout
+        services_end()
+        machine.renew()
+        run = start(*UNPACK, store=os.fspath(place)).wait(DEADLINE_S)
+        assert run.status == 0 and "has 1.0" in run.stdout, run.stderr
+        warnings = [
+            line for line in run.stderr.splitlines() if "stored" in line and "outside its targets" not in line
+        ]
+        assert warnings == [f"{UNSTORED}--env-store {place} {reason}"]
+        services_end()
+        again = start("--strict", *UNPACK, store=os.fspath(place)).wait(DEADLINE_S)
+        assert again.status == 0, "set-up is not run"
+        assert f"{UNSTORED_THERE}--env-store {place} {reason}" in again.stderr.splitlines()
+        assert "recreate" not in again.stderr
+        services_end()
+
+
 def test_store_that_can_only_be_read(machine: Machine, start: Start, tmp_path: Path) -> None:
     """It is used for what is there; what is not is installed, and not kept."""
     if os.geteuid() != 0:
@@ -480,7 +544,7 @@ def test_store_that_can_only_be_read(machine: Machine, start: Start, tmp_path: P
         run = start(*UNPACK).wait(DEADLINE_S)
         assert run.status == 0, run.stderr
         assert "has 2.0" in run.stdout
-        assert "Read-only file system" in run.stderr
+        assert f"{UNSTORED}--env-store {machine.store} is read-only: name a store" in run.stderr
     finally:
         services_end()
         subprocess.run(["umount", machine.store], check=True)
@@ -498,6 +562,10 @@ def test_full_disk_of_the_store(machine: Machine, start: Start, tmp_path: Path) 
         assert run.status == 0, run.stderr
         assert "has 1.0" in run.stdout
         services_end()
+        log = re.search(r"\(log: (.*)\)", run.stderr)
+        assert log is not None
+        lines = run.stderr + Path(log[1]).read_text()
+        assert f"--env-store {full} is full: delete environments (`bootseer env gc`)" in lines
         assert list(full.glob("keys/*/env-*.json")) == []
     finally:
         services_end()

@@ -50,7 +50,7 @@ if "MODULE" in sys.orig_argv:
 
 
 class Whole:
-    """Starts of a job with image, set-up, first-step caches and checkpoint, each on a fresh node."""
+    """Starts of a job with image, set-up, compile caches and checkpoint, each on a fresh node."""
 
     def __init__(self, job: Job, program: support.Programs) -> None:
         self.job, self._program = job, program

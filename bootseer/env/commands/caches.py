@@ -1,4 +1,4 @@
-"""`bootseer env caches`: lists and collects first-step caches of a store, and those of this node.
+"""`bootseer env caches`: lists and collects compile caches of a store, and those of this node.
 
 A store has the newest generation of each key and, for an hour, earlier ones. A key that no start has read for
 weeks belongs to an old software stack: it is removed as a whole. On a node, directories that no job has used are
@@ -38,7 +38,7 @@ AT_ONCE = 8
 
 
 class StoredCaches(NamedTuple):
-    """First-step caches of a key in a store."""
+    """Compile caches of a key in a store."""
 
     key: str
     generation: int  # the newest trusted one; 0: none
@@ -52,7 +52,7 @@ class StoredCaches(NamedTuple):
 
 
 class NodeCaches(NamedTuple):
-    """A directory of first-step caches on this node."""
+    """A directory of compile caches on this node."""
 
     path: str
     files: int

@@ -1,4 +1,4 @@
-"""`bootseer env list`, `explain`, `verify` and `gc`: inspect a store, and explain why a start found nothing."""
+"""`bootseer env list`, `explain`, `verify`, `gc`, `rm`: inspect a store, and explain why a start found nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from bootseer.env.commands.common import (
     shown,
 )
 from bootseer.env.key import explain as explaining
-from bootseer.env.key.document import KeyDocument
+from bootseer.env.key.document import ABSENT, KeyDocument
 from bootseer.env.key.explain import Explanation
 from bootseer.env.key.keying import Keyed
 from bootseer.env.reads.read_list import GUESSED
 from bootseer.env.service.resolving import apply_reads
 from bootseer.env.spec import SetupSpec
-from bootseer.env.store.collecting import GcResult
+from bootseer.env.store import collecting
+from bootseer.env.store.collecting import GcResult, RemoveResult
 from bootseer.env.store.lease import BuilderLease
 from bootseer.env.store.store import EnvStore, FoundSnapshot, ListedKey
 from bootseer.errors import EnvError, IntegrityError, NotFound
@@ -102,11 +103,16 @@ class StartExplanation(NamedTuple):
         guessed = f"the commands name (guessed): {_few(self.keyed.guessed_names)}"
         reads = self.keyed.reads
         if reads is None:
-            return ["set-up reads (observed): nothing yet, as it has not run", guessed]
+            return ["set-up reads (observed): nothing yet, as it has not run; the key is a first guess", guessed]
         if reads.how == GUESSED:
             whole = "; the whole working directory counts" if reads.is_whole else ""
             return [f"set-up reads (observed): nothing, as it could not be watched{whole}", guessed]
-        return [f"set-up reads (observed): {_few(list(self.keyed.document.reads))}", guessed]
+        found = self.keyed.document.reads
+        missing = [name for name, state in found.items() if state == ABSENT]
+        lines = [f"set-up reads (observed): {_few([name for name in found if name not in missing])}"]
+        if missing:
+            lines.append(f"set-up looked for, and did not find (observed): {_few(missing)}")
+        return [*lines, guessed]
 
 
 def _few(names: Sequence[str]) -> str:
@@ -220,7 +226,7 @@ def _verify(envs: EnvStore, found: FoundSnapshot, progress: Progress) -> VerifyR
     return VerifyResult(snapshot.key, snapshot.tree, found.because, checked, "")
 
 
-# ---- gc ------------------------------------------------------------------------------------------------------
+# ---- gc and rm -----------------------------------------------------------------------------------------------
 
 
 def collect(
@@ -229,11 +235,24 @@ def collect(
     *,
     max_bytes: int | None,
     unused_s: float | None,
+    is_forced: bool = False,
     is_dry: bool,
 ) -> GcResult:
-    """Collect garbage. Args: max_bytes: of all trees; unused_s: maximum time since the last use. None: no limit.
+    """Collect garbage.
+
+    Args: max_bytes: of all trees; unused_s: maximum time since the last use; None: no limit. is_forced: also what
+        jobs use, or used within two hours.
 
     Raises: ConfigError for a read-only store; StorageError.
     """
     with opened(url, trust=Trust.load(environ)) as envs:
-        return aio.run_sync(envs.gc(max_bytes, unused_s, time.time(), is_dry=is_dry))
+        return aio.run_sync(envs.gc(max_bytes, unused_s, time.time(), takes_recent=is_forced, is_dry=is_dry))
+
+
+def remove(
+    url: str, keys: Sequence[str], environ: Mapping[str, str], *, is_forced: bool, is_dry: bool
+) -> RemoveResult:
+    """Delete environments. `keys`: full or abbreviated. Raises: as bootseer.env.store.collecting.remove."""
+    with opened(url, trust=Trust.load(environ)) as envs:
+        chosen = [find_key(envs, each) for each in keys]
+        return aio.run_sync(collecting.remove(envs.store, chosen, time.time(), is_forced=is_forced, is_dry=is_dry))

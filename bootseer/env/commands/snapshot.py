@@ -30,7 +30,8 @@ from bootseer.env.service.unclean import begin_setup, end_setup, why_changed, wh
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store.lease import BuilderLease, Lease, WaitResult, renewing
 from bootseer.env.store.store import EnvStore, FoundSnapshot, PublishedSnapshot
-from bootseer.errors import BootseerError, EnvError, SetupFailed
+from bootseer.env.store.unwritable import why_unwritable
+from bootseer.errors import BootseerError, ConfigError, EnvError, SetupFailed
 from bootseer.linux.cgroups import usable_cores
 from bootseer.logs import get_logger
 from bootseer.trust import SigningKey, Trust
@@ -84,6 +85,8 @@ def snapshot(
                 f"{', '.join(keyed.targets)}: has this environment already, so the changes of set-up are not"
                 " known; recreate the directory, and run this again"
             )
+        if why := why_unwritable(spec.store):
+            raise ConfigError(why)
         replaces = 0 if known is None else known.generation
         cannot = aio.run_sync(envs.prepare_reads(keyed.guess_key, encode(keyed.guess), signing))
         if cannot is not None:

@@ -1,4 +1,4 @@
-"""First-step caches of a job on one node: seeded before its ranks start, captured after the first step and later.
+"""Compile caches of a job on one node: seeded before its ranks start, captured after the first step and later.
 
     caches = FirstStepCaches(key, environ, url="s3://bucket/environments")
     with closing(caches):
@@ -64,7 +64,7 @@ SILENT_FOR_S = 60.0  # after a store did not answer, ranks do not wait for it fo
 TRIES = 6  # to publish a generation, if other nodes are faster
 _MIB = 1 << 20
 _MAX_NAMES = 5  # in a line
-_REPLACED = "the first-step caches of this node replace the last ones"
+_REPLACED = "the compile caches of this node replace the last ones"
 
 
 class Seeded(NamedTuple):
@@ -145,7 +145,7 @@ class FirstStepCaches:
             if not shows_reads(self._directory.path):
                 self.notes.append(
                     f"{self._directory.path}: the file system does not record which files are read:"
-                    " the oldest first-step caches are evicted first"
+                    " the oldest compile caches are evicted first"
                 )
         except BaseException:
             self._directory.close()
@@ -187,12 +187,12 @@ class FirstStepCaches:
                 make_room(ours, self._limit_bytes)
                 mark_all(ours)
         if self._open_reading is None:
-            return _seeded(started_s, 0, 0, 0, "first-step caches are kept on this node only", is_cold=False)
+            return _seeded(started_s, 0, 0, 0, "compile caches are kept on this node only", is_cold=False)
 
         if is_silent:
             self._silent_s = time.monotonic()
         if time.monotonic() - self._silent_s < SILENT_FOR_S:
-            line = "first-step caches are not used: the store did not answer a moment ago"
+            line = "compile caches are not used: the store did not answer a moment ago"
             return _seeded(started_s, 0, 0, 0, line, is_cold=True, is_lost=True)
 
         def has_time() -> bool:
@@ -209,12 +209,12 @@ class FirstStepCaches:
                 if generation is None:
                     if newest.notes:
                         return _seeded(started_s, 0, 0, 0, _not_used(newest.notes[0]), is_cold=True, is_lost=True)
-                    return _seeded(started_s, 0, 0, 0, "the store has no first-step caches yet", is_cold=True)
+                    return _seeded(started_s, 0, 0, 0, "the store has no compile caches yet", is_cold=True)
                 number = generation.number
                 wanted = choose_missing(generation.files, self._usable())
                 if not wanted:
                     self._given = SeedState(number, time.time_ns())
-                    return _seeded(started_s, 0, 0, number, "first-step caches are complete", is_cold=False)
+                    return _seeded(started_s, 0, 0, number, "compile caches are complete", is_cold=False)
                 with self._directory.alone() as is_alone:
                     if is_alone:  # old and new files together stay within the limit
                         make_room(ours, self._limit_bytes - sum(each.fact.size for each in wanted))
@@ -230,7 +230,7 @@ class FirstStepCaches:
         except BootseerError as error:
             self._record_timeout(error)
             return _seeded(started_s, 0, 0, number, _not_used(error), is_cold=True, is_lost=True)
-        line = f"first-step caches: {counted(done.files, 'file')}, {done.size / _MIB:.1f} MiB ({newest.because})"
+        line = f"compile caches: {counted(done.files, 'file')}, {done.size / _MIB:.1f} MiB ({newest.because})"
         return _seeded(started_s, done.files, done.size, number, line, is_cold=False)
 
     # ---- while ranks run, and after ------------------------------------------------------------------------
@@ -239,12 +239,12 @@ class FirstStepCaches:
         """Publish the files of this node, merged with those of other nodes, if enough is new."""
         started_s = time.monotonic()
         if self._open_store is None:
-            return _captured(started_s, "first-step caches are kept on this node only")
+            return _captured(started_s, "compile caches are kept on this node only")
         collected = collect(self._usable(), self._sums, settle_s=settle_s, pause=pause)
         found = collected.found
         self._report_secrets(collected.secrets)
         if not found:
-            return _captured(started_s, "there are no files of first-step caches to publish")
+            return _captured(started_s, "there are no files of compile caches to publish")
         try:
             with _opened(self._open_store) as store:
                 caches = CacheStore(store, self._key, self._trust)
@@ -252,11 +252,11 @@ class FirstStepCaches:
                     store, self._key, self._nothing_new(caches, found), wait_s=self._wait_s
                 ) as is_needed:
                     if not is_needed:
-                        return _captured(started_s, "first-step caches have no new files")
+                        return _captured(started_s, "compile caches have no new files")
                     return self._publish(caches, found, started_s)
         except BootseerError as error:
             self._record_timeout(error)
-            return _captured(started_s, f"first-step caches are not published: {error}")._replace(has_failed=True)
+            return _captured(started_s, f"compile caches are not published: {error}")._replace(has_failed=True)
 
     def _publish(self, caches: CacheStore, found: list[FoundFile], started_s: float) -> Captured:
         damaged = 0  # number of a generation whose tree cannot be read
@@ -269,7 +269,7 @@ class FirstStepCaches:
                 last, tree = (None, None) if is_damaged else aio.run_sync(self._open_last(caches, last))
             merged = self._merge(last, found, newest.next)
             if not merged.is_worth_it:
-                return _captured(started_s, "first-step caches have no new files")
+                return _captured(started_s, "compile caches have no new files")
             mine = {each.path: each for each in found if each.path in merged.ours}
             try:
                 built = build(MergedFiles(merged.files, mine, tree), caches.put)
@@ -297,7 +297,7 @@ class FirstStepCaches:
             with suppress(BootseerError):
                 aio.run_sync(caches.collect_garbage())  # else the next capture does it
             line = (
-                f"first-step caches: {merged.added} new files, {len(merged.files)} in total,"
+                f"compile caches: {merged.added} new files, {len(merged.files)} in total,"
                 f" {merged.size / _MIB:.1f} MiB, generation {newest.next}"
             )
             return _captured(started_s, line, newest.next, merged.added, merged.evicted, merged.size)
@@ -351,7 +351,7 @@ class FirstStepCaches:
     def _report_secrets(self, paths: list[str]) -> None:
         if paths:
             names = ", ".join(paths[:_MAX_NAMES]) + (" and others" if len(paths) > _MAX_NAMES else "")
-            self._say(f"warning: first-step caches: {names}: not published: these are credentials")
+            self._say(f"warning: compile caches: {names}: not published: these are credentials")
 
     def _record_timeout(self, error: BootseerError) -> None:
         if isinstance(error, StorageTimeout):
@@ -403,7 +403,7 @@ def _seeded(
 
 
 def _not_used(why: object) -> str:
-    return f"first-step caches are not used: {why}"
+    return f"compile caches are not used: {why}"
 
 
 def _captured(

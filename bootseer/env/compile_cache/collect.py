@@ -1,4 +1,4 @@
-"""Finds the finished files of first-step caches: none that a process is writing, or has left incomplete.
+"""Finds the finished files of compile caches: none that a process is writing, or has left incomplete.
 
 In: directories, and known facts of their files. Out: files with their checksums. A file counts if two samples,
 `settle_s` apart, show the same size and time of change, if no process holds its lock, and if it appears complete

@@ -1,4 +1,4 @@
-"""The directories of first-step caches on a node, the variables for ranks, and the lock of the jobs that use them.
+"""The directories of compile caches on a node, the variables for ranks, and the lock of the jobs that use them.
 
 Each user and key has one private directory, shared by the ranks and jobs of a node: the frameworks lock and rename
 files themselves. Variables that the user has set are never changed.

@@ -1,4 +1,4 @@
-"""A stored generation of first-step caches: its files, its tree, and the last use of each file. Pure.
+"""A stored generation of compile caches: its files, its tree, and the last use of each file. Pure.
 
 In: the payload of a trusted envelope. Out: a Generation whose fields are bounded, or one error.
 """
@@ -82,7 +82,7 @@ def decode(payload: bytes, where: str, key: str, number: int) -> CacheGeneration
         CacheGeneration,
         FORMAT,
         where,
-        what="not a list of first-step caches",
+        what="not a list of compile caches",
         max_bytes=MAX_ENVELOPE_BYTES,
     )
     check(generation, where)

@@ -1,4 +1,4 @@
-"""The key of first-step caches: the facts that must be equal to run code compiled in one start in another one.
+"""The key of compile caches: the facts that must be equal to run code compiled in one start in another one.
 
 It is coarse on purpose, as the frameworks check inputs, options and their own versions themselves. A needless miss
 costs all caches, a needless file a few bytes. The model is not in it: all models of a stack share one cache. It
@@ -121,7 +121,7 @@ def probe(python: str, environ: Mapping[str, str], inside: ExecPlace = HERE) -> 
         found = msgspec.json.decode(done.stdout[:_MAX_PROBE_BYTES].strip(), type=dict[str, str])
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigError(
-            f"{python}: did not report its version, which the key of first-step caches needs: {error}"
+            f"{python}: did not report its version, which the key of compile caches needs: {error}"
         ) from error
     if done.returncode:
         raise ConfigError(f"{python}: exited with status {done.returncode} while reporting its version")

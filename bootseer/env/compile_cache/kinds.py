@@ -1,4 +1,4 @@
-"""The kinds of first-step caches: their directories, the files that are kept, and checks for complete files. Pure.
+"""The kinds of compile caches: their directories, the files that are kept, and checks for complete files. Pure.
 
 In torch 2.13 and triton 3, inductor and triton write to a temporary name and rename. But the compilers that
 inductor starts write objects in place, under an flock of `locks/<name>.lock`. Ninja builds extensions in place

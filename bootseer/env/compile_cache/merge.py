@@ -1,4 +1,4 @@
-"""The next generation of first-step caches: the last one merged with the files of a node, within limits. Pure.
+"""The next generation of compile caches: the last one merged with the files of a node, within limits. Pure.
 
 In: the newest generation, the finished files of one node, the limits. Out: the files of the next generation, whose
 bytes come from the node or from the last tree. It merges files of different models, nodes and jobs. Most names are

@@ -89,7 +89,7 @@ def unpack(
 
     def check(*_: int) -> None:
         if not has_time():
-            raise StorageTimeout(f"{root}: the first-step caches were not fetched in time")
+            raise StorageTimeout(f"{root}: the compile caches were not fetched in time")
 
     refused: dict[str, None] = {}
     for place in {each.place for each in wanted if is_own(each.place.kind)}:
@@ -121,7 +121,7 @@ def unpack(
 
 
 def _refused(error: NotOwnedError) -> str:
-    return f"first-step caches: {error}: not filled"
+    return f"compile caches: {error}: not filled"
 
 
 class _InTime:

@@ -1,4 +1,4 @@
-"""First-step caches in a store: reads the newest trusted generation, publishes the next one, collects garbage.
+"""Compile caches in a store: reads the newest trusted generation, publishes the next one, collects garbage.
 
     caches/KEY/cache-000007.json   signed like trees; created if absent; with it the generation exists
     caches/KEY/newest.json         a hint for stores that cannot list; it is not trusted

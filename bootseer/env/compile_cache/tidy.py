@@ -1,4 +1,4 @@
-"""Removes leftovers of killed processes from the directories of first-step caches before the next ranks start.
+"""Removes leftovers of killed processes from the directories of compile caches before the next ranks start.
 
 In torch 2.13, `torch.utils.file_baton` waits forever for a file `lock`, even if its maker has ended. Inductor
 takes any existing library for a finished one, and an incomplete one ends the rank by SIGBUS.

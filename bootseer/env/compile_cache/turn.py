@@ -1,4 +1,4 @@
-"""Lets the nodes of a job publish their first-step caches in turn: most then find that there is nothing to add.
+"""Lets the nodes of a job publish their compile caches in turn: most then find that there is nothing to add.
 
 All make their first step at once, and most make the same files. Without an order each would read, merge and upload
 all files, and all but one would find at the end that another was faster.

@@ -43,22 +43,22 @@ class Explanation(NamedTuple):
 def explain(
     document: KeyDocument, stored: Iterable[tuple[str, KeyDocument]], otherwise: Sequence[KeyDocument] = ()
 ) -> Explanation:
-    """Find the nearest environment: that with the fewest changes.
+    """Find the nearest environment: that with the fewest changes outside targets, then in them.
 
     Args: stored: keys with their documents, the newest first. otherwise: documents of this start for other lists
-    of
-        reads.
+        of reads.
 
     The reads of set-up are not compared while this start does not know them.
 
-    All changes in targets count as one: after set-up, all installed packages differ.
+    Changes in targets count last: after set-up, all installed packages differ. So an environment of the same
+    requirements that was made on top of another one is nearer than that one.
     """
     nearest, least = Explanation("", ()), (math.inf, math.inf)
     for key, other in stored:
         for start in (document, *otherwise):
             changes = tuple(differences(other if start.seen else _without_reads(other), start))
             in_targets = sum(_is_in_target(change) for change in changes)
-            distance = (len(changes) - in_targets + (in_targets > 0), len(changes))
+            distance = (len(changes) - in_targets, in_targets)
             if distance < least:
                 nearest, least = Explanation(key, changes), distance
     return nearest
@@ -85,6 +85,11 @@ def explain_lines(found: Explanation, most: int = MAX_LINES) -> list[str]:
         more = len(sentences) - len(few)
         text.append(
             f"missed because {more} {'more things' if few else 'things'} changed since {shown(found.key[:12])}"
+        )
+    if len(in_targets) == len(found.changes) and len(text) < most:
+        text.append(
+            f"{shown(found.key[:12])} has the same commands and inputs, but was made in targets with other"
+            " content: only such targets get it"
         )
     return text
 

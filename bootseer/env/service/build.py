@@ -25,7 +25,8 @@ from bootseer.env.store.held_lease import Lease, renewing
 from bootseer.env.store.lease import BuilderLease, LeaseUnavailable, WaitEnded, WaitResult
 from bootseer.env.store.lease_record import FAILED
 from bootseer.env.store.store import FoundSnapshot
-from bootseer.errors import BootseerError
+from bootseer.env.store.unwritable import explain_failure
+from bootseer.errors import BootseerError, StorageError
 from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
@@ -50,6 +51,8 @@ class Builder:
             if there is not None and not is_again:
                 job.ready("there", there.tree)
             else:
+                if why := job.known().unwritable:
+                    job.fell_back(_unstored_line(why))
                 self._runner.run(publishes=False)
 
     def build(self, *, is_urgent: bool, damaged: str) -> None:
@@ -74,8 +77,10 @@ class Builder:
                 job.looked = looked._replace(keyed=keyed, found=found)
                 job.tell("found", tree=found.snapshot.tree)
                 return
-            if not isinstance(outcome, Lease):
-                _log.info("set-up runs on this node: %s", outcome)
+            if isinstance(outcome, LeaseUnavailable | WaitEnded):
+                _log.info("set-up runs on this node: %s", outcome.why)
+                outcome = outcome.why
+            if isinstance(outcome, str):
                 self._runner.run(publishes=False)
                 job.unpublished(outcome)
                 return
@@ -112,8 +117,13 @@ class Builder:
             return why_another(before.keyed.document, now.keyed.document)
         return now.unclean
 
-    def _take_lease(self, looked: LookupResult, damaged: str) -> WaitResult[Resolved] | Lease | str:
-        """Acquire the lease, or return the reason for none; a successor of the damaged tree counts as found."""
+    def _take_lease(
+        self, looked: LookupResult, damaged: str
+    ) -> WaitResult[Resolved] | Lease | LeaseUnavailable | WaitEnded | str:
+        """Acquire the lease, or return the reason for none. A successor of the damaged tree counts as found.
+
+        A text is a reason that is reported.
+        """
         store, spec = looked.store, self._job.spec
         if store is None:
             return "no environment store is set"
@@ -128,10 +138,11 @@ class Builder:
             return resolved
 
         try:
-            outcome = aio.run_sync(leases.acquire(looked.keyed.key, find, spec.wait_s))
+            return aio.run_sync(leases.acquire(looked.keyed.key, find, spec.wait_s))
         except BootseerError as error:
-            return f"the environment store cannot be used: {error}"
-        return outcome.why if isinstance(outcome, LeaseUnavailable | WaitEnded) else outcome
+            why = explain_failure(error, spec.store)
+            self._job.fell_back(_unstored_line(why))
+            return why
 
     def _replaces(self, damaged: str) -> int:
         """Return the generation of the key at which this node found the damaged tree; 0 for none."""
@@ -162,8 +173,9 @@ class Builder:
             )
         except BootseerError as error:
             aio.run_sync(lease.release(FAILED, "the result of set-up could not be published"))
-            job.unpublished(str(error))
-            _log.warning("the environment is not stored, and the next start runs set-up again: %s", error)
+            why = explain_failure(error, job.spec.store) if isinstance(error, StorageError) else str(error)
+            job.unpublished(why)
+            _log.warning("%s", _unstored_line(why))
         else:
             self._made = published.made
             job.tell("published", tree=published.tree)
@@ -188,3 +200,8 @@ class Builder:
                 _log.info("the access trace of the environment is published for other nodes")
         except (BootseerError, OSError, TypeError, ValueError) as error:
             _log.warning("the access trace of the environment is not published for other nodes: %s", error)
+
+
+def _unstored_line(why: str) -> str:
+    """PURE: return the line for set-up whose result cannot be stored."""
+    return f"the environment cannot be stored, so other nodes run set-up again: {why}"

@@ -33,6 +33,7 @@ from bootseer.tree.index import PACKS
 if TYPE_CHECKING:
     from bootseer.env.restore.mounted import MountedEnv
     from bootseer.env.service.look import InstalledEnv
+    from bootseer.env.service.mounted_use import MountedUse
     from bootseer.env.store.env_tree import StoredTree
     from bootseer.mounts.sandbox.process import ImageSandbox
 
@@ -50,6 +51,7 @@ class Fetcher:
         self._job, self._orders, self._sandbox = job, orders, sandbox
         self._ways = tuple(way for way in job.order["ways"] if way != "mount" or sandbox is not None)
         self._mounted: MountedEnv | None = None
+        self._use: MountedUse | None = None  # of the mounted environment, in its store
 
     def use(self, tree: str) -> None:
         """Make the environment ready. Raises: InterruptedByOrderError if another order arrives; OSError."""
@@ -201,6 +203,10 @@ class Fetcher:
             self._date(snapshot.created_s)
         aio.run_sync(store.touch(found, time.time(), looked.keyed.guess_key))
         held = self._mounted
+        if held is not None:
+            from bootseer.env.service.mounted_use import MountedUse
+
+            self._use = MountedUse(store, found, looked.keyed.guess_key)
         self._job.ready(
             done.how,
             snapshot.tree,
@@ -274,6 +280,9 @@ class Fetcher:
     def unmount(self) -> None:
         """Unmount the environment, if mounted."""
         mounted, self._mounted = self._mounted, None
+        use, self._use = self._use, None
+        if use is not None:
+            use.close()
         if mounted is not None:
             self._sandbox = None  # closed together with the mount
             mounted.close()

@@ -25,6 +25,7 @@ from bootseer.env.service.resolving import apply_reads, resolve, with_reads_of
 from bootseer.env.service.unclean import why_unclean
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store.store import EnvStore, FoundSnapshot
+from bootseer.env.store.unwritable import why_unwritable
 from bootseer.errors import BootseerError, ConfigError, KeyUnknown, NoSuchLocation, StorageTimeout
 from bootseer.logs import get_logger
 from bootseer.storage import open_store
@@ -58,6 +59,8 @@ class LookupResult(NamedTuple):
     expected: Mapping[str, str] = {}  # `in_place.state_of` each target, before the key was made
     unclean: str = ""  # why the state before set-up differs from the key; "" if it does not
     is_silent: bool = False  # the store did not answer
+    is_on_top: bool = False  # the targets have another environment, and set-up would begin with it
+    unwritable: str = ""  # why this node cannot write to the store; "" if it can, or if that is not known
 
     @property
     def tree(self) -> str:
@@ -91,7 +94,7 @@ def look_up(
     if {os.path.realpath(each) for each in now.keyed.targets} != {os.path.realpath(each) for each in guessed}:
         # its environment is elsewhere
         now = _keyed(spec, environ, now.keyed.targets, wait_s, on_wait, used, lists)
-    keyed, there, expected, unclean = now
+    keyed, there, expected, unclean = now[:4]
     for note in keyed.notes:
         _log.line(note)
     if keyed.unpinned:
@@ -123,6 +126,7 @@ def look_up(
     for line in refused:
         (_log.info if found is not None or there is not None else fell_back or _log.info)(line)
     has_other = found is not None
+    unwritable = "" if has_other else why_unwritable(spec.store, checks_space=there is not None)
     if found is not None and there is not None and there.tree != found.snapshot.tree:
         # Dependencies may have other versions even if packages are pinned; both environments would be mixed.
         if there.tree:
@@ -136,15 +140,19 @@ def look_up(
     if there is not None and (found is None or (damaged and found.snapshot.tree == damaged)):
         cannot = "it is in place already, so the changes of set-up are unknown"
         if not has_other:
-            _log.line(not_in_store_line(keyed, store))
+            _log.line(not_in_store_line(keyed, store, unwritable))
     elif not store.store.features.creates_if_absent:
         cannot = "this store cannot create a file exactly once"
         if found is None:
             _log.warning("%s: publishing disabled: %s; each node installs on its own", redact(store.url), cannot)
+    elif unwritable:
+        cannot = unwritable  # reported when set-up runs here: another node may build
     elif unclean and found is None:
         cannot = unclean
         _log.warning("%s; the result of set-up is not stored", cannot)
-    return LookupResult(keyed, store, found, there, cannot, expected, unclean)
+    return LookupResult(
+        keyed, store, found, there, cannot, expected, unclean, is_on_top=now.is_on_top, unwritable=unwritable
+    )
 
 
 def look_again(
@@ -159,7 +167,15 @@ def look_again(
     if now.there is None:
         keyed = with_reads_of(looked.keyed, keyed, keyed.look(environ))
     found = looked.found if keyed.key == looked.keyed.key else None
-    return LookupResult(keyed, looked.store, found, now.there, looked.cannot, now.expected, now.unclean)
+    return looked._replace(
+        keyed=keyed,
+        found=found,
+        there=now.there,
+        expected=now.expected,
+        unclean=now.unclean,
+        is_silent=False,
+        is_on_top=now.is_on_top,
+    )
 
 
 class _TargetState(NamedTuple):
@@ -169,6 +185,7 @@ class _TargetState(NamedTuple):
     there: InstalledEnv | None
     expected: Mapping[str, str]
     unclean: str
+    is_on_top: bool = False
 
 
 def _keyed(
@@ -232,7 +249,8 @@ def _key_now(
         clear(spec, used)
     # This order matters: a later comparison detects changes that happen while the key is made.
     expected = states_of(targets) if spec.store else {}
-    return _TargetState(make_key(spec, environ), None, expected, why_unclean(targets, environ))
+    unclean = why_unclean(targets, environ)
+    return _TargetState(make_key(spec, environ), None, expected, unclean, is_on_top=there is not None)
 
 
 def states_of(targets: Sequence[str]) -> dict[str, str]:
@@ -339,8 +357,13 @@ def mark(
         markers.write(marker, after, paths)
 
 
-def not_in_store_line(keyed: Keyed, store: EnvStore) -> str:
-    """PURE: return the warning for an environment that is in place but missing in the store."""
+def not_in_store_line(keyed: Keyed, store: EnvStore, unwritable: str) -> str:
+    """PURE: return the warning for an environment that is in place but missing in the store.
+
+    Args: unwritable: why the store cannot be written; "" if it can be.
+    """
+    if unwritable:
+        return f"warning: the environment is in place here, but cannot be stored: {unwritable}"
     return (
         f"warning: the environment is in place here but not in {redact(store.url)}, and cannot be published from"
         f" here; recreate {', '.join(keyed.targets)}, and the next start, or `bootseer env snapshot`, publishes it"

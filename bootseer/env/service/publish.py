@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.counted import counted
+from bootseer.counted import counted, format_bytes
 from bootseer.env.capture.capture import Built, Capture
 from bootseer.env.key.document import encode
 from bootseer.env.key.keying import Keyed
@@ -92,13 +92,22 @@ def publish(
     except BootseerError as error:  # it is in the store
         _log.warning("this node is not marked as set up: %s", error)
     _log.info(
-        "the environment is stored: %s, %.0f MB, published in %.1f s; the next start fetches it from %s",
-        counted(facts.files, "file"),
-        facts.bytes / 1e6,
-        time.monotonic() - began_s,
+        "the environment is stored in %s: %s, %s, published in %.1f s; %s",
         redact(store.url),
+        counted(facts.files, "file"),
+        format_bytes(facts.bytes),
+        time.monotonic() - began_s,
+        readers_of(keyed.targets, is_on_top=looked.is_on_top),
     )
     return PublishResult(snapshot.tree, PublishedTree(keyed.key, snapshot.tree, built.tree.tree, keyed.targets))
+
+
+def readers_of(targets: Sequence[str], *, is_on_top: bool) -> str:
+    """PURE: return which starts fetch it, for a line. Args: is_on_top: set-up began with another environment."""
+    names = ", ".join(targets)
+    if is_on_top:
+        return f"only nodes with the previous environment in {names} fetch it; a new directory needs another one"
+    return f"other nodes fetch it if {names} is there as it was before set-up"
 
 
 def describe(keyed: Keyed, built: Built, setup_s: float, now_s: float, python: str) -> Snapshot:

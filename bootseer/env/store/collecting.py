@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.counted import format_time
 from bootseer.env.store.gc import (
+    RECENT_S,
     KeyFacts,
     Limits,
     Removal,
@@ -19,6 +22,7 @@ from bootseer.env.store.gc import (
     TreeFile,
     are_reads_over,
     is_alive,
+    is_recent,
     plan,
 )
 from bootseer.env.store.held_lease import Pause, pause_until
@@ -39,8 +43,9 @@ from bootseer.env.store_layout import (
     lease_number_of,
     reads_directory,
     tree_directory,
+    tree_used_directory,
 )
-from bootseer.errors import ConfigError, FormatVersion, IntegrityError, NotFound, Untrusted
+from bootseer.errors import ConfigError, EnvError, FormatVersion, IntegrityError, NotFound, Untrusted
 from bootseer.logs import get_logger
 from bootseer.storage import Store
 from bootseer.storage.below import SubdirectoryStore
@@ -65,7 +70,14 @@ class GcResult(NamedTuple):
     freed_bytes: int
     left_bytes: int
     leased: int  # keys whose builders are alive
-    recent: int  # keys beyond the limit that are in use or too young
+    recent: int  # keys beyond the limits that are in use or too young
+
+
+class RemoveResult(NamedTuple):
+    """The result of the removal of keys, or of a dry run."""
+
+    removals: list[Removal]
+    freed_bytes: int
 
 
 class _KeyState(NamedTuple):
@@ -118,6 +130,51 @@ async def collect(
     return GcResult(done.removals, freed, done.left_bytes, done.leased, done.recent)
 
 
+async def remove(
+    store: Store,
+    keys: Sequence[str],
+    now_s: float,
+    *,
+    is_forced: bool = False,
+    is_dry: bool = False,
+    beat_s: float = HEARTBEAT_S,
+    pause: Pause = pause_until,
+) -> RemoveResult:
+    """Delete keys with all their files; none if one cannot be deleted. Args: is_forced: also if jobs use them.
+
+    Raises: ConfigError for a read-only store; NotFound for a key without files; EnvError for keys that are in use
+        or being built; Untrusted for a store whose directories are links; StorageError.
+    """
+    refuse_web_server(store)
+    await refuse_links(store, KEYS, TREES)
+    leases = BuilderLease(store, owner="rm", beat_s=beat_s, clock=time.monotonic, pause=pause)
+
+    async def look(key: str) -> _KeyState:
+        found = await _look(store, leases, key, now_s)
+        if not (found.facts.generations or found.facts.youngest_s or found.lease):
+            raise NotFound(f"{store.url}: has no environment of the key {key}; `bootseer env list` shows them")
+        return found
+
+    looked = await aio.map_bounded(look, list(dict.fromkeys(keys)), width=AT_ONCE)
+    if built := await _living(leases, looked, pause):
+        raise EnvError(f"{_named(built)}: not deleted: it is being built; repeat this after the build")
+    recent = [each.facts.key for each in looked if is_recent(each.facts, now_s)]
+    if recent and not is_forced:
+        raise EnvError(
+            f"{_named(recent)}: not deleted: it was used within {format_time(RECENT_S)}, so a job may have it"
+            " mounted; --force deletes it"
+        )
+    removals = [Removal(each.facts.key, (), each.facts.stored_bytes, "was named") for each in looked]
+    if not is_dry:
+        seen = {each.facts.key: each.lease for each in looked}
+        removals = [each for each in removals if await _remove(store, leases, each, seen)]
+    return RemoveResult(removals, sum(each.freed_bytes for each in removals))
+
+
+def _named(keys: Iterable[str]) -> str:
+    return ", ".join(key[:16] for key in sorted(keys))
+
+
 async def _remove_reads(store: Store, limits: Limits, now_s: float) -> None:
     """Remove lists of set-up reads that no job uses. A start that misses one runs set-up."""
     await refuse_links(store, READS)
@@ -140,10 +197,12 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float) -> _
     """Collect the facts of a key. Raises: Untrusted for links."""
     tree = tree_directory(key)
     directories = [f"{tree}/{name}" for name in ("index", PACKS)]
-    await refuse_links(store, key_folder(key), *directories, f"{tree}/{_TRACES}")
+    await refuse_links(store, key_folder(key), *directories, f"{tree}/{_TRACES}", tree_used_directory(key))
     entries = await list_if_there(store, key_folder(key))
     generations: list[SnapshotGeneration] = []
     live = set[str]()  # tree digests
+    stamps = await list_if_there(store, tree_used_directory(key))
+    mounted = {entry.name for entry in stamps if now_s - entry.mtime_s < RECENT_S}  # by running jobs
     is_known = True
     for entry in entries:
         number = generation_of(entry.name)
@@ -160,7 +219,7 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float) -> _
             continue
         generation = SnapshotGeneration(number, snapshot.created_s, snapshot.expires_s)
         generations.append(generation)
-        if is_alive(generation, now_s):
+        if is_alive(generation, now_s) or snapshot.tree in mounted:
             live.add(snapshot.tree)
     pieces = []
     for directory in directories:
@@ -173,9 +232,10 @@ async def _look(store: Store, leases: BuilderLease, key: str, now_s: float) -> _
         for entry in entries
         if entry.name in (DOCUMENT, USED) or generation_of(entry.name) or lease_number_of(entry.name)
     ]
-    times_s = [*(entry.mtime_s for entry in ours), *(piece.mtime_s for piece in pieces)]
+    times_s = [entry.mtime_s for entry in (*ours, *stamps)] + [piece.mtime_s for piece in pieces]
     used_s = [
         *(entry.mtime_s for entry in entries if entry.name == USED or generation_of(entry.name)),
+        *(entry.mtime_s for entry in stamps),
         *(each.created_s for each in generations if each.created_s <= now_s),
     ]
     facts = KeyFacts(

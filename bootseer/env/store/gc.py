@@ -1,7 +1,8 @@
 """Decides which files of an environment store are removed. Pure.
 
 In: the files of each key, limits, the time. Out: removals, in order, each with its reason. A key whose builder is
-alive is kept, and so are files that may belong to an unpublished build.
+alive is kept, and so are files that may belong to an unpublished build. Keys that a job may read are kept unless
+the user forces their removal.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bootseer.counted import counted
+from bootseer.counted import format_time
 
 READS_UNUSED_S = 180 * 86_400.0  # lists of reads are small, and a start without one runs set-up
 GRACE_S = 86_400.0  # for files that belong to no snapshot (yet), and for readers of expired ones
-RECENT_S = 7_200.0  # the time of use is updated hourly: a start may still read it
-_DAY_S = 86_400.0
+RECENT_S = 7_200.0  # the time of use is updated hourly, also by jobs that have it mounted: they may read it
 
 
 class TreeFile(NamedTuple):
@@ -54,6 +54,7 @@ class Limits(NamedTuple):
 
     max_bytes: int | None = None
     max_unused_s: float | None = None
+    takes_recent: bool = False  # also keys that were used within RECENT_S
 
 
 class Removal(NamedTuple):
@@ -69,7 +70,7 @@ class Plan(NamedTuple):
     removals: list[Removal]
     left_bytes: int
     leased: int  # keys that are kept, as their builders are alive
-    recent: int  # keys beyond the limit that are kept, as they are in use or new
+    recent: int  # keys beyond the limits that are kept, as they are in use or new
 
 
 def plan(keys: Sequence[KeyFacts], limits: Limits, now_s: float) -> Plan:
@@ -77,12 +78,16 @@ def plan(keys: Sequence[KeyFacts], limits: Limits, now_s: float) -> Plan:
     removals: list[Removal] = []
     left: list[tuple[KeyFacts, int]] = []  # with its bytes
     leased = 0
+    spared = set[str]()  # keys beyond a limit that are in use
     for facts in sorted(keys):
         if facts.is_leased:
             leased += 1
             left.append((facts, facts.stored_bytes))
             continue
         why = _why_gone(facts, limits, now_s)
+        if why and is_recent(facts, now_s) and not limits.takes_recent:
+            spared.add(facts.key)
+            why = ""
         if why:
             removals.append(Removal(facts.key, (), facts.stored_bytes, why))
             continue
@@ -93,21 +98,26 @@ def plan(keys: Sequence[KeyFacts], limits: Limits, now_s: float) -> Plan:
             removals.append(Removal(facts.key, paths, freed, "no longer belongs to a snapshot"))
         left.append((facts, facts.stored_bytes - freed))
     total = sum(size for _, size in left)
-    recent = 0
     if limits.max_bytes is not None:
         for facts, size in sorted(left, key=lambda each: (each[0].used_s, each[0].key)):
             if total <= limits.max_bytes:
                 break
             if facts.is_leased or (not size and not facts.generations):
                 continue
-            if not _is_older(facts.used_s, RECENT_S, now_s) or not is_live(facts, now_s):
-                recent += 1
+            is_spared = not limits.takes_recent and not _is_older(facts.used_s, RECENT_S, now_s)
+            if is_spared or not is_live(facts, now_s):
+                spared.add(facts.key)
                 continue
             total -= size
             removals.append(
                 Removal(facts.key, (), size, "was used least recently, and the store is over its limit")
             )
-    return Plan(removals, total, leased, recent)
+    return Plan(removals, total, leased, len(spared))
+
+
+def is_recent(facts: KeyFacts, now_s: float) -> bool:
+    """Return whether a start has used it so recently that a job may read it now."""
+    return facts.used_s > 0 and not _is_older(facts.used_s, RECENT_S, now_s)
 
 
 def is_live(facts: KeyFacts, now_s: float) -> bool:
@@ -133,7 +143,7 @@ def _why_gone(facts: KeyFacts, limits: Limits, now_s: float) -> str:
             return ""
         return "has expired" if facts.generations else "has no snapshot"
     if limits.max_unused_s is not None and _is_older(facts.used_s, limits.max_unused_s, now_s):
-        return f"was not used for {counted(limits.max_unused_s / _DAY_S, 'day')}"
+        return f"was not used for {format_time(now_s - facts.used_s)}"
     return ""
 
 

@@ -34,6 +34,8 @@ from bootseer.env.store_layout import (
     key_folder,
     reads_directory,
     tree_directory,
+    tree_used_directory,
+    tree_used_path,
     used_path,
 )
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, StorageError, Untrusted
@@ -59,6 +61,7 @@ _log = get_logger(__name__)
 
 MAX_DOCUMENT_BYTES = 1 << 20
 USED_EVERY_S = 3600.0  # minimum interval between touches of a stamp
+HELD_S = USED_EVERY_S / 2  # a stamp of this age is new enough for a job that looks at it again within an hour
 LIST_AT_ONCE = 8
 
 
@@ -139,6 +142,24 @@ class EnvStore:
             await self.reads.touch(guess, now_s)
         except BootseerError:
             pass
+
+    async def hold(self, found: FoundSnapshot, now_s: float, guess: str = "") -> None:
+        """Record that a job has a tree mounted, unless another node has just done so. Call it at least hourly.
+
+        Args: guess: the key of the first guess. Raises: StorageError, IntegrityError.
+        """
+        key, tree = found.snapshot.key, found.snapshot.tree
+        if is_web(self.store.url):
+            return
+        await refuse_links(self.store, key_folder(key), tree_used_directory(key))
+        numbers, _ = await self._generations(key)
+        if found.generation not in numbers:
+            return  # the user has deleted it, by force
+        entries = await list_if_there(self.store, tree_used_directory(key))
+        held_s = max((entry.mtime_s for entry in entries if entry.name == tree), default=0.0)
+        if not 0 <= now_s - held_s < HELD_S:
+            await self.store.publish(tree_used_path(key, tree), b"%d\n" % int(now_s))
+            await self.touch(found._replace(used_s=0.0), now_s, guess)
 
     async def open(self, snapshot: Snapshot, *, cached: Cached | None = None) -> OpenedTree:
         """Open the tree of a snapshot; verifies its index now and each block when it is read.
@@ -290,17 +311,19 @@ class EnvStore:
         max_age_s: float | None,
         now_s: float,
         *,
+        takes_recent: bool = False,
         is_dry: bool = False,
         beat_s: float = HEARTBEAT_S,
         pause: Pause = pause_until,
     ) -> GcResult:
         """Delete snapshots that are expired, unused for `max_age_s` or beyond `max_bytes`, and abandoned builds.
 
+        Args: takes_recent: also what jobs use, or used within two hours.
         Raises: as bootseer.env.store.collecting.collect.
         """
         return await collect(
             self.store,
-            Limits(max_bytes, max_age_s),
+            Limits(max_bytes, max_age_s, takes_recent),
             now_s,
             is_dry=is_dry,
             beat_s=beat_s,

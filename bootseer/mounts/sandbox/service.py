@@ -122,7 +122,7 @@ class ImageService:
             try:
                 shared += shared_directories([CACHES], order.get("cache_dirs", ()), os.environ)
             except BootseerError as error:  # it costs a cold first step, not the job
-                self._tell("fell-back", why=f"first-step caches are not visible inside: {error}")
+                self._tell("fell-back", why=f"compile caches are not visible inside: {error}")
         if order["url"].startswith(ROOTFS):
             self._tell("resolved", digest="")
         request = ImageRequest(

@@ -1,6 +1,6 @@
 """Directories in this user's cache that are visible inside images at the same path, where a job needs them there.
 
-An environment that set-up makes on top of an image, and first-step caches, lie on the node: they outlive the job,
+An environment that set-up makes on top of an image, and compile caches, lie on the node: they outlive the job,
 and the next one finds them. An environment contains its own path, which must be the same on all nodes. So its
 directory is not below one that is named after the node.
 """
@@ -40,7 +40,7 @@ def scratch(environ: Mapping[str, str]) -> str:
 
 
 def first_step(environ: Mapping[str, str]) -> str:
-    """Return the directory of first-step caches. Raises: ConfigError, StorageError."""
+    """Return the directory of compile caches. Raises: ConfigError, StorageError."""
     return os.path.join(prepare(locate(environ, os.geteuid())), FIRST_STEP)
 
 

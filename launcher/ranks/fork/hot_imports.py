@@ -50,7 +50,7 @@ class ImportRecord(NamedTuple):
 
     modules: tuple[str, ...]
     dropped: dict[str, str]  # modules whose preloading failed: name -> why
-    caches_directory: str = ""  # of its first-step caches
+    caches_directory: str = ""  # of its compile caches
     left_out: Mapping[str, str] = {}  # noqa: RUF012 # modules that each rank imports itself: name -> why; "": imports such a one
     changes: tuple[str, ...] = ()  # changes by the script that affect no preloaded module
     is_whole: bool = False  # one of these names every import of the last start
@@ -284,7 +284,7 @@ class JobImports:
         return tuple(name for name in modules if name not in self._given)
 
     def set_caches_directory(self, directory: str) -> None:
-        """Note where first-step caches are, for the next start; "" for nowhere."""
+        """Note where compile caches are, for the next start; "" for nowhere."""
         self.record = self.record._replace(caches_directory=directory)
 
     def add_failure(self, names: Sequence[str], why: str, text: str, loading: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ function _shtab_bootseer_using
   test "$_shtab_bootseer_cmdpath" = "$argv"
 end
 
-set -g _shtab_bootseer_commands run warm status completion ckpt 'ckpt stripe' 'ckpt unstripe' 'ckpt ls' 'ckpt verify' 'ckpt cat' 'ckpt prefetch' 'ckpt mount' image 'image build' 'image push' 'image pull' 'image inspect' 'image verify' 'image gc' 'image mount' 'image umount' 'image mounts' 'image run' 'image record' 'image prefetch' 'image materialise' 'image hot' 'image hot show' 'image hot merge' 'image hot prune' env 'env snapshot' 'env restore' 'env key' 'env list' 'env explain' 'env verify' 'env gc' 'env caches' 'env caches list' 'env caches gc' keys 'keys make' 'keys show' 'keys trust' 'keys list' 'keys forget' replay report check
+set -g _shtab_bootseer_commands run warm status completion ckpt 'ckpt stripe' 'ckpt unstripe' 'ckpt ls' 'ckpt verify' 'ckpt cat' 'ckpt prefetch' 'ckpt mount' image 'image build' 'image push' 'image pull' 'image inspect' 'image verify' 'image gc' 'image mount' 'image umount' 'image mounts' 'image run' 'image record' 'image prefetch' 'image materialise' 'image hot' 'image hot show' 'image hot merge' 'image hot prune' env 'env snapshot' 'env restore' 'env key' 'env list' 'env explain' 'env verify' 'env gc' 'env rm' 'env caches' 'env caches list' 'env caches gc' keys 'keys make' 'keys show' 'keys trust' 'keys list' 'keys forget' replay report check
 set -g _shtab_bootseer_opts_with_value --arena-bytes --arena_bytes --attempt --bind --cache-dir --cache_dir --check --check-every --check-expect-gpus --check-limit --check-nic --check-own --check-pairs --check-path --check-timeout --check_every --check_expect_gpus --check_limit --check_nic --check_own --check_pairs --check_path --check_timeout --checkpoint-disk --checkpoint-fallback --checkpoint-files --checkpoint-memory --checkpoint_disk --checkpoint_fallback --checkpoint_files --checkpoint_memory --config --deadline --duplicate-stderr-filters --duplicate-stdout-filters --duplicate_stderr_filters --duplicate_stdout_filters --env --env-key --env-max-age --env-store --env-way --env_key --env_max_age --env_store --env_way --event-log-handler --event_log_handler --events-dir --events_dir --every --exclude-nodes --exclude_nodes --expect-gpus --fork-ranks --fork_ranks --forward-signals --forward_signals --give-up-status --give_up_status --group-size --hang-least --hang_least --hold --hosts --hot --hot-name --html --idle --image --image-bind --image-env --image-name --image-python --image-writable --image_bind --image_env --image_name --image_python --image_writable --interval --jobs --keep --key --limit --load-checkpoint --load_checkpoint --local-addr --local-ranks-filter --local_addr --local_ranks_filter --log --log-dir --log-hours --log-line-prefix-template --log-rules --log_dir --log_line_prefix_template --log_rules --logs-specs --logs_specs --master-addr --master-port --master_addr --master_port --max-restarts --max_restarts --memory --monitor-interval --monitor_interval --most --name --nic --nnodes --no-progress --no_progress --node-rank --node_rank --nproc-per-node --nproc_per_node --numa-binding --numa_binding --older --on-hang --on_hang --only --otlp --out --output --own --owner --pair --pair-listen --parallel --path --peers --peers-upload --peers_upload --platform --post-mortem --post-mortem-timeout --post_mortem --post_mortem_timeout --preload --preload-timeout --preload_timeout --print-completion --print_completion --program --prometheus --python --rank-hooks --rank_hooks --rate --rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id --rdzv_backend --rdzv_conf --rdzv_endpoint --rdzv_id --ready --record-start --record_start --redirects --reference --replay-command --replay-timeout --replay_command --replay_timeout --replication --restart-backoff --restart-refill --restart_backoff --restart_refill --role --rollback-command --rollback-timeout --rollback_command --rollback_timeout --run --same-error --same_error --settle --setup --setup-input --setup-target --setup-timeout --setup-variable --setup-wait --setup_input --setup_target --setup_timeout --setup_variable --setup_wait --share --shutdown-timeout --shutdown_timeout --signal-scope --signal_scope --signals-to-handle --signals_to_handle --source-name --spool --spool-folder --start-method --start_method --step --stop-checks --stop-checks-timeout --stop_checks --stop_checks_timeout --store --stripes --subject --tee --threads --timeout --to --trace --unit --verify --version --watch --window --workload --writable -r -t
 
 complete -c bootseer -e
@@ -380,7 +380,7 @@ complete -c bootseer -n '_shtab_bootseer_using image gc' -l store -x -d 'Directo
 complete -c bootseer -n '_shtab_bootseer_using image gc' -l dry-run -d 'Only list what would be deleted'
 complete -c bootseer -n '_shtab_bootseer_using image gc' -l limit -x -d 'Maximum size of blocks, and of unpacked trees (default: BOOTSEER_CACHE_LIMIT)'
 complete -c bootseer -n '_shtab_bootseer_using image gc' -l all -d 'Delete everything that is not in use'
-complete -c bootseer -n '_shtab_bootseer_using image gc' -l older -x -d 'Minimum days since the last use: of unpacked trees (default: 30), of a store (7)'
+complete -c bootseer -n '_shtab_bootseer_using image gc' -l older -x -d 'Minimum time since the last use, as in 12h: of unpacked trees (default: 30), of a store (7)'
 complete -c bootseer -n '_shtab_bootseer_using image gc' -l keep -x -d 'Further tree to keep, with --store'
 complete -c bootseer -n '_shtab_bootseer_using image gc' -l name -x -d 'Name of the tree, if not the URL'"'"'s (a copy, a mirror)'
 complete -c bootseer -n '_shtab_bootseer_using image gc' -l json -d 'Print one JSON object to stdout'
@@ -533,23 +533,31 @@ complete -c bootseer -n '_shtab_bootseer_using env; and test $_shtab_bootseer_np
 complete -c bootseer -n '_shtab_bootseer_using env gc' -s h -l help -d 'show this help message and exit'
 complete -c bootseer -n '_shtab_bootseer_using env gc' -l env-store -x -d 'Environment store (default: BOOTSEER_ENV_STORE)'
 complete -c bootseer -n '_shtab_bootseer_using env gc' -l limit -x -d 'Maximum size of all environments; the least recently used are deleted first'
-complete -c bootseer -n '_shtab_bootseer_using env gc' -l older -x -d 'Minimum time since the last use'
+complete -c bootseer -n '_shtab_bootseer_using env gc' -l older -x -d 'Minimum time since the last use, as in 60, 60d or 12h'
+complete -c bootseer -n '_shtab_bootseer_using env gc' -l force -d 'Include environments that jobs use, or used within two hours'
 complete -c bootseer -n '_shtab_bootseer_using env gc' -l dry-run -d 'Only list what would be deleted'
 complete -c bootseer -n '_shtab_bootseer_using env gc' -l config -x -d 'File with tables [setup] and [env] (default: ./bootseer.toml)'
 complete -c bootseer -n '_shtab_bootseer_using env gc' -l json -d 'Print one JSON object to stdout'
+complete -c bootseer -n '_shtab_bootseer_using env; and test $_shtab_bootseer_npos -eq 0' -a rm -d 'Delete environments by their keys; all or none: status 1 if one is missing, in use or being built.'
+complete -c bootseer -n '_shtab_bootseer_using env rm' -s h -l help -d 'show this help message and exit'
+complete -c bootseer -n '_shtab_bootseer_using env rm' -l force -d 'Delete although jobs use it, or used it within two hours'
+complete -c bootseer -n '_shtab_bootseer_using env rm' -l dry-run -d 'Only list what would be deleted'
+complete -c bootseer -n '_shtab_bootseer_using env rm' -l env-store -x -d 'Environment store (default: BOOTSEER_ENV_STORE)'
+complete -c bootseer -n '_shtab_bootseer_using env rm' -l config -x -d 'File with tables [setup] and [env] (default: ./bootseer.toml)'
+complete -c bootseer -n '_shtab_bootseer_using env rm' -l json -d 'Print one JSON object to stdout'
 complete -c bootseer -n '_shtab_bootseer_using env; and test $_shtab_bootseer_npos -eq 0' -a caches -d 'Compile caches in a store or on this node.'
 complete -c bootseer -n '_shtab_bootseer_using env caches' -s h -l help -d 'show this help message and exit'
-complete -c bootseer -n '_shtab_bootseer_using env caches; and test $_shtab_bootseer_npos -eq 0' -a list -d 'List first-step caches of the store, or of this node (--node, or if no store is named).'
+complete -c bootseer -n '_shtab_bootseer_using env caches; and test $_shtab_bootseer_npos -eq 0' -a list -d 'List compile caches of the store, or of this node (--node, or if no store is named).'
 complete -c bootseer -n '_shtab_bootseer_using env caches list' -s h -l help -d 'show this help message and exit'
 complete -c bootseer -n '_shtab_bootseer_using env caches list' -l env-store -x -d 'Environment store (default: BOOTSEER_ENV_STORE)'
 complete -c bootseer -n '_shtab_bootseer_using env caches list' -l node -d 'Use the caches of this node, not those of the store'
 complete -c bootseer -n '_shtab_bootseer_using env caches list' -l config -x -d 'File with tables [setup] and [env] (default: ./bootseer.toml)'
 complete -c bootseer -n '_shtab_bootseer_using env caches list' -l json -d 'Print one JSON object to stdout'
-complete -c bootseer -n '_shtab_bootseer_using env caches; and test $_shtab_bootseer_npos -eq 0' -a gc -d 'Delete first-step caches that no job has used for a while, of the store or of this node.'
+complete -c bootseer -n '_shtab_bootseer_using env caches; and test $_shtab_bootseer_npos -eq 0' -a gc -d 'Delete compile caches that no job has used for a while, of the store or of this node.'
 complete -c bootseer -n '_shtab_bootseer_using env caches gc' -s h -l help -d 'show this help message and exit'
 complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l env-store -x -d 'Environment store (default: BOOTSEER_ENV_STORE)'
 complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l node -d 'Use the caches of this node, not those of the store'
-complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l older -x -d 'Minimum time since the last use'
+complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l older -x -d 'Minimum time since the last use, as in 60, 60d or 12h'
 complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l dry-run -d 'Only list what would be deleted'
 complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l config -x -d 'File with tables [setup] and [env] (default: ./bootseer.toml)'
 complete -c bootseer -n '_shtab_bootseer_using env caches gc' -l json -d 'Print one JSON object to stdout'

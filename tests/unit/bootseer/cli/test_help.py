@@ -39,6 +39,15 @@ def test_the_first_sentence_of_each_command_is_whole(words: str, capfd: pytest.C
     assert "..." not in shown
 
 
+@pytest.mark.parametrize("words", GROUPS)
+def test_h_is_help_as_in_other_tools(words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for more in ([], *([name] for name in GROUPS[words].commands)):
+        assert commands.main([*words.split(), *more, "-h"]) == 0
+        short = capfd.readouterr().out
+        assert commands.main([*words.split(), *more, "--help"]) == 0
+        assert short == capfd.readouterr().out and "-h, --help" in short
+
+
 def test_all_groups_of_commands_were_looked_at() -> None:
     assert {"ckpt", "image", "image hot", "env", "env caches", "keys"} <= set(GROUPS)
     assert sum(len(command.commands) for command in GROUPS.values()) > 25

@@ -110,7 +110,7 @@ def test_unsigned_trees_and_those_of_strangers(store: FaultyStore) -> None:
             opened(store)
         assert store.count("read_into", "index/*") == 0, "nothing else was looked at"
         tree = run(open_tree(store.inner, store.url, Trust()))
-        assert (tree.because, tree.index.source) == ("in a place of this user's own", "a")
+        assert (tree.because, tree.index.source) == ("unsigned, but only you can write there", "a")
 
 
 def test_pinned_trees_need_no_head(store: FaultyStore) -> None:

@@ -109,7 +109,7 @@ def test_reasons_are_given() -> None:
 
     try:
         assert asyncio.run(run(seal(b"x", TYPE, ADA))) == f"signed by ada ({ADA.keyid[:16]})"
-        assert asyncio.run(run(seal(b"x", TYPE, None))) == "in a place of this user's own"
+        assert asyncio.run(run(seal(b"x", TYPE, None))) == "unsigned, but only you can write there"
     finally:
         forget("reasons")
 

@@ -1,4 +1,4 @@
-"""The flags of set-up and first-step caches, and bootseer.toml: what is read, and what is refused with a line."""
+"""The flags of set-up and compile caches, and bootseer.toml: what is read, and what is refused with a line."""
 
 from __future__ import annotations
 
@@ -262,12 +262,12 @@ def test_another_file(here: Path) -> None:
         ("[env]\nstores = 'x'\n", "unknown key 'stores' in [env]; there are store"),
         ("[caches]\nkeep = 'yes'\n", "true or false"),
         ("[caches]\ndirs = ['a']\n", "a table of directories"),
-        ("[ranks]\nfork = 'maybe'\n", "bootseer.toml:2: [ranks] fork: 'maybe': there are auto"),
+        ("[ranks]\nfork = 'maybe'\n", "bootseer.toml:2: [ranks] fork: 'maybe': the values are auto"),
         (
             "[check]\nlimits = {clock_warn_s = 'a'}\n",
             "bootseer.toml:2: [check] limits: has to be a table of numbers",
         ),
-        ("[check]\nuse = 'on'\n", "bootseer.toml:2: [check] use: 'on': there are off, report, fail"),
+        ("[check]\nuse = 'on'\n", "bootseer.toml:2: [check] use: 'on': the values are off, report, fail"),
         ("[setup\n", "is not valid TOML"),
         ("\xff", "is not valid TOML"),
     ],

@@ -53,7 +53,7 @@ def test_ranks_start_when_all_environments_are_there_and_the_same() -> None:
     ("what", "why", "said"),
     [
         ("failed", "set-up command 1 of 1 (false) ended with status 1", "set-up failed on node1"),
-        ("strict", "first-step caches are not used: x", "--strict: an optimization failed on node1"),
+        ("strict", "compile caches are not used: x", "--strict: an optimization failed on node1"),
     ],
 )
 def test_what_fails_on_one_node_ends_the_job(what: str, why: str, said: str) -> None:

@@ -60,7 +60,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"name": "a", "pattern": "."}, "(a) pattern: fits every line"),
     ({"name": "a", "pattern": "x*"}, "(a) pattern: fits every line"),
     ({"name": "a", "pattern": "x", "patern": "y"}, "unknown key 'patern'"),
-    ({"name": "a", "pattern": "x", "action": "reboot"}, "(a) action: 'reboot': there are report, restart"),
+    ({"name": "a", "pattern": "x", "action": "reboot"}, "(a) action: 'reboot': the values are report, restart"),
     ({"name": "a", "pattern": "x", "metric": "loss"}, "(a) metric: the pattern has no group"),
     ({"name": "a", "pattern": "x", "must_be_below": 3}, "(a) must_be_below: needs a metric"),
     ({"name": "a", "pattern": "x", "must_be_finite": False}, "(a) must_be_finite: needs a metric"),

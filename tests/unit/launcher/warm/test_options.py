@@ -55,7 +55,7 @@ def test_own_flags() -> None:
         (["--rate", "fast"], "--rate 'fast': give bytes"),
         (["--rate", "0"], "--rate 0: give more than 0"),
         (["--most", "0MB"], "--most 0MB: give more than 0"),
-        (["--only", "image,gpu"], "--only 'gpu': there are image, env, caches, checkpoint"),
+        (["--only", "image,gpu"], "--only 'gpu': the values are image, env, caches, checkpoint"),
     ],
 )
 def test_mistakes(words: list[str], says: str) -> None:

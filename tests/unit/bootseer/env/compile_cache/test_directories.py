@@ -1,4 +1,4 @@
-"""Where first-step caches are, what ranks are told, who uses them, and what killed processes leave there."""
+"""Where compile caches are, what ranks are told, who uses them, and what killed processes leave there."""
 
 from __future__ import annotations
 

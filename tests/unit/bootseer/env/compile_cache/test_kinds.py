@@ -1,4 +1,4 @@
-"""Which files of first-step caches are kept, what belongs together, and what is whole."""
+"""Which files of compile caches are kept, what belongs together, and what is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next generation of first-step caches: unions, conflicts, limits, and what stands in the document."""
+"""The next generation of compile caches: unions, conflicts, limits, and what stands in the document."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_what_set_up_itself_has_installed_is_one_line() -> None:
         "missed because the set-up targets differ from the state before set-up: a, b, c and 2 more",
     ]
     assert len(explain_rows(found)) == 6, "for machines all are there"
-    (line,) = explain_lines(explain(changed(base=installed("a")), [(KEY, ONE)]))
+    line, _ = explain_lines(explain(changed(base=installed("a")), [(KEY, ONE)]))
     assert "target:dist:a is new (1.0 aaaaaaaa..)" in line
 
 
@@ -109,6 +109,19 @@ def test_what_was_installed_does_not_decide_which_is_nearest() -> None:
     assert found.key == "2" * 64
     found = explain(now, [("1" * 64, ONE), ("2" * 64, changed(base=installed("a")))])
     assert found.key == "2" * 64, "of two that are as near the one with less in its targets"
+
+
+def test_equal_requirements_are_nearer_than_an_equal_state_of_targets() -> None:
+    """The environment of the same requirements that another node has made on top of an older one."""
+    older = changed(inputs={"requirements.txt": "0" * 64})
+    on_top = changed(base=installed("a", "b"))
+    found = explain(ONE, [("1" * 64, older), ("2" * 64, on_top)])
+    assert found.key == "2" * 64
+    assert explain_lines(found)[-1] == (
+        "222222222222 has the same commands and inputs, but was made in targets with other content: only such"
+        " targets get it"
+    )
+    assert not any("such targets" in line for line in explain_lines(explain(ONE, [("1" * 64, older)])))
 
 
 def test_rows_are_json() -> None:

@@ -16,6 +16,7 @@ from bootseer.env.store.gc import (
     TreeFile,
     is_alive,
     is_live,
+    is_recent,
     plan,
 )
 
@@ -89,10 +90,26 @@ def test_what_is_in_use_stays_beyond_the_limit() -> None:
         facts("unknown", used_s=0.0),
         facts("built", generations=(), youngest_s=NOW_S - 1),
     ]
-    done = plan(keys, Limits(max_bytes=0, max_unused_s=0.0), NOW_S)
-    assert [each.key for each in done.removals] == ["recent"], "the age limit is the user's own"
-    done = plan(keys, Limits(max_bytes=0), NOW_S)
-    assert (done.removals, done.left_bytes, done.leased, done.recent) == ([], 400, 1, 3)
+    for limits in (Limits(0), Limits(0, 0.0)):
+        done = plan(keys, limits, NOW_S)
+        assert (done.removals, done.left_bytes, done.leased, done.recent) == ([], 400, 1, 3)
+    assert plan(keys, Limits(None, 0.0), NOW_S).recent == 1
+    assert gone(keys, Limits(None, 0.0, takes_recent=True)) == ["recent"], "of the others no age is known"
+    assert gone(keys, Limits(0, takes_recent=True)) == ["unknown", "recent"], "asked for explicitly"
+
+
+def test_what_is_in_use_stays_although_it_has_expired() -> None:
+    """A job of many days has it mounted."""
+    used = facts(generations=expired(GRACE_S + 1), used_s=NOW_S - RECENT_S + 1)
+    done = plan([used], Limits(), NOW_S)
+    assert (done.removals, done.recent) == ([], 1)
+    assert gone([used], Limits(takes_recent=True)) == ["k"]
+    assert gone([used._replace(used_s=NOW_S - RECENT_S)]) == ["k"]
+
+
+def test_the_reason_has_the_time_since_the_last_use() -> None:
+    for used_s, why in ((NOW_S - 3 * DAY_S, "was not used for 3 days"), (NOW_S - 8000, "was not used for 2.22 h")):
+        assert [each.why for each in plan([facts(used_s=used_s)], Limits(None, 0.0), NOW_S).removals] == [why]
 
 
 def test_leased_keys_are_left_alone() -> None:
@@ -142,11 +159,12 @@ def any_facts(draw: st.DrawFn, key: str) -> KeyFacts:
     st.integers(0, 6).flatmap(lambda count: st.tuples(*[any_facts(f"k{number}") for number in range(count)])),
     st.none() | st.integers(0, 3000),
     st.none() | st.floats(0, 60 * DAY_S),
+    st.booleans(),
 )
 def test_rules_that_always_hold(
-    keys: tuple[KeyFacts, ...], max_bytes: int | None, max_unused_s: float | None
+    keys: tuple[KeyFacts, ...], max_bytes: int | None, max_unused_s: float | None, takes_recent: bool
 ) -> None:
-    limits = Limits(max_bytes, max_unused_s)
+    limits = Limits(max_bytes, max_unused_s, takes_recent)
     done = plan(keys, limits, NOW_S)
     by_key = {each.key: each for each in keys}
     whole = [each.key for each in done.removals if not each.paths]
@@ -154,6 +172,7 @@ def test_rules_that_always_hold(
     for removal in done.removals:
         of = by_key[removal.key]
         assert not of.is_leased
+        assert removal.paths or takes_recent or not is_recent(of, NOW_S)
         if removal.paths:
             assert of.needed is not None
             assert not of.needed.intersection(removal.paths)
@@ -161,7 +180,7 @@ def test_rules_that_always_hold(
         elif not is_live(of, NOW_S):
             assert 0 < of.youngest_s <= NOW_S - GRACE_S
         else:
-            assert of.used_s > 0
+            assert of.used_s > 0 or (takes_recent and max_bytes is not None)
             assert max_bytes is not None or max_unused_s is not None
     left = sum(each.stored_bytes for each in keys) - sum(each.freed_bytes for each in done.removals)
     assert done.left_bytes == left
