@@ -872,6 +872,7 @@
       ...report.open.map((each) => span(each, "never ended")),
       ...report.failed.map((each) => span(each, each.error || "failed")),
       ...report.fallbacks.map((line) => "fell back to the normal path: " + line),
+      ...report.hangs,
       ...report.rules,
       ...report.checks.map((line) => "health check: " + line),
     ], "troubles", "troubles-section");

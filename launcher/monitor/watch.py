@@ -496,7 +496,8 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup], absent: AbsentRank
     why = hang.why
     if absent is not None and is_guess:
         evidence = f"the other ranks are in backward ({COMMUNICATES}), and this is no proof that they wait"
-        why += f"; guess: {name_ranks(absent.by)} wait{'s' * (len(absent.by) == 1)} for {name_ranks(blamed)}"
+        # First: a long line may be shortened.
+        why = f"guess: {name_ranks(absent.by)} wait{'s' * (len(absent.by) == 1)} for {name_ranks(blamed)}; {why}"
     elif elsewhere:
         evidence = DIFFERENT_STACKS
         if is_guess:
