@@ -31,6 +31,8 @@ from launcher.monitor.hang.waiting import (
     is_in_collective,
 )
 from launcher.monitor.samples.stacks import (
+    MAX_CHILDREN,
+    ChildProcess,
     Frame,
     RankStacks,
     Source,
@@ -75,6 +77,7 @@ MAX_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MAX_TEXT_CHARACTERS = 12_000
 DIFFERENT_STACKS = "the stacks of these ranks differ from those of the other ranks"
 MAX_FRAMES = 64  # of a stack
+MAX_CHILD_FRAMES = 24  # of that of a child process
 MAX_NOTE_CHARACTERS = 300
 MAX_PATH_CHARACTERS = 4096
 
@@ -656,13 +659,26 @@ def _as_record(stacks: RankStacks, max_frames: int = MAX_FRAMES) -> dict[str, An
         "kernel": list(stacks.kernel[:max_frames]),
         "note": stacks.note[:MAX_NOTE_CHARACTERS],
         **({"looks": stacks.looks, "comes_along": stacks.comes_along} if stacks.looks > 1 else {}),
+        **({"children": [_child_record(each, max_frames) for each in stacks.children]} if stacks.children else {}),
     }
 
 
+def _child_record(child: ChildProcess, max_frames: int) -> dict[str, Any]:
+    frames = [list(frame) for frame in child.main[: min(max_frames, MAX_CHILD_FRAMES)]]
+    return {"pid": child.pid, "name": child.name, "state": child.state, "wait": child.wait, "frames": frames}
+
+
 def _from_record(record: dict[str, Any]) -> RankStacks:
-    frames = tuple(
-        Frame(str(file)[:MAX_PATH_CHARACTERS], int(line), str(function)[:MAX_NOTE_CHARACTERS])
-        for file, line, function in record["frames"][:MAX_FRAMES]
+    frames = _frames(record["frames"])
+    children = tuple(
+        ChildProcess(
+            int(each["pid"]),
+            str(each["name"])[:MAX_NOTE_CHARACTERS],
+            str(each["state"])[:1],
+            str(each["wait"])[:MAX_NOTE_CHARACTERS],
+            _frames(each["frames"]),
+        )
+        for each in record.get("children", [])[:MAX_CHILDREN]
     )
     return RankStacks(
         int(record["rank"]),
@@ -674,4 +690,12 @@ def _from_record(record: dict[str, Any]) -> RankStacks:
         note=str(record["note"])[:MAX_NOTE_CHARACTERS],
         looks=min(max(1, int(record.get("looks", 1))), MAX_SAMPLES),
         comes_along=record.get("comes_along") is True,
+        children=children,
+    )
+
+
+def _frames(listed: list[Any]) -> tuple[Frame, ...]:
+    return tuple(
+        Frame(str(file)[:MAX_PATH_CHARACTERS], int(line), str(function)[:MAX_NOTE_CHARACTERS])
+        for file, line, function in listed[:MAX_FRAMES]
     )

@@ -6,11 +6,20 @@ The stacks below the line show all calls. The line has the innermost call, and t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from os.path import basename
 
 from bootseer.counted import counted
 from launcher.monitor.hang.waiting import find_collective, is_in_backward
-from launcher.monitor.samples.stacks import Frame, RankStacks, StackGroup, is_installed, name_ranks, own_frames
+from launcher.monitor.samples.stacks import (
+    Frame,
+    RankStacks,
+    StackGroup,
+    child_frames,
+    find_users_frame,
+    is_installed,
+    name_ranks,
+    order_children,
+    own_frames,
+)
 
 MAX_PLACES = 4
 MAX_NAME_CHARACTERS = 60
@@ -56,11 +65,27 @@ def describe_place(stacks: RankStacks) -> str:
     if is_in_backward(stacks):
         return f"in backward{called} ({COMMUNICATES})"
     first = frames[0]
-    return f"in {_cut(first.function)} ({_name_line(first)})" + ("" if users is first else called)
+    return f"in {_cut(first.function)} ({_name_line(first)})" + ("" if users is first else called) + _for(stacks)
+
+
+def _for(stacks: RankStacks) -> str:
+    """Return for which child process a rank waits: the one in the user's code, or the only one."""
+    if not stacks.children:
+        return ""
+    first = order_children(stacks.children)[0]
+    frame = find_users_frame(first)
+    if frame is not None:
+        innermost = child_frames(first)[0]
+        at = f"in {_cut(innermost.function)} ({_name_line(innermost)})"
+        at += "" if frame is innermost else f", called at {_name_line(frame)}"
+        return f", and waits for its child process {first.pid} {at}"
+    if len(stacks.children) == 1:
+        return f", and waits for its child process {first.pid} ({_cut(first.name)})"
+    return f", and waits for one of its {len(stacks.children)} child processes"
 
 
 def _name_line(frame: Frame) -> str:
-    return f"{_cut(basename(frame.file))}:{frame.line or '?'}"
+    return f"{_cut(frame.file.rpartition('/')[2])}:{frame.line or '?'}"
 
 
 def _cut(text: str) -> str:

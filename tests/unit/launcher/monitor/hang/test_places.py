@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.monitor.hang.places import MAX_PLACES, describe_places
+from launcher.monitor.hang.places import MAX_PLACES, describe_place, describe_places
 from launcher.monitor.hang.waiting import AbsentRanks, find_absent, find_collective
-from launcher.monitor.samples.stacks import Frame, RankStacks, Source, group_stacks
+from launcher.monitor.samples.stacks import (
+    MAX_CHILDREN,
+    ChildProcess,
+    Frame,
+    RankStacks,
+    Source,
+    format_groups,
+    group_stacks,
+    waits_for_child,
+)
+from launcher.monitor.watch import pack_stacks, unpack_stacks
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 MAIN = Frame("/job/train.py", 40, "main")
@@ -137,3 +147,46 @@ def test_ranks_without_python_stacks() -> None:
     assert "rank 1 is without a Python stack (is stopped: SIGSTOP, or a debugger)" in line
     assert "rank 2 is without a stack" in line
     assert "a?b.py:?" in line and len(line) < 400 and "\n" not in line
+
+
+FORK = Frame("/usr/lib/python3.11/multiprocessing/process.py", 314, "_bootstrap")
+IDLE = (LOADER[0], Frame(f"{TORCH}/utils/data/_utils/worker.py", 275, "_worker_loop"), FORK, MAIN)
+
+
+def worker(pid: int, *frames: Frame) -> ChildProcess:
+    return ChildProcess(pid, "pt_data_worker", "S", "futex_do_wait", frames)
+
+
+@pytest.mark.parametrize(
+    ("children", "end"),
+    [
+        ((), ", called at train.py:30"),
+        ((worker(7),), ", and waits for its child process 7 (pt_data_worker)"),
+        ((worker(7, *IDLE), worker(8, *IDLE)), ", and waits for one of its 2 child processes"),
+        (
+            (worker(7, *IDLE), worker(8, READ[0], FORK, MAIN)),
+            ", and waits for its child process 8 in read (data.py:8)",
+        ),
+        ((worker(7, LOADER[0], READ[0], FORK),), " 7 in select (selectors.py:415), called at data.py:8"),
+    ],
+)
+def test_the_child_process_that_a_rank_waits_for(children: tuple[ChildProcess, ...], end: str) -> None:
+    rank = stacks("d")[0]._replace(children=children)
+    assert waits_for_child(rank)
+    assert describe_place(rank).endswith(end)
+    text = "\n".join(format_groups(group_stacks({0: rank})))
+    assert ("waits for a child process" in text) == bool(children)
+    assert ("py-spy dump --pid 7" in text) == (children[:1] == (worker(7),))
+    assert unpack_stacks(pack_stacks({0: rank}, 10_000)) == {0: rank}
+
+
+def test_only_some_child_processes_are_shown() -> None:
+    rank = stacks("d")[0]._replace(children=tuple(worker(pid, *IDLE) for pid in range(1, MAX_CHILDREN + 1)))
+    text = "\n".join(format_groups(group_stacks({0: rank})))
+    assert "      12 more child processes" in text and text.count("(pt_data_worker)") == 4
+    assert len(pack_stacks({0: rank}, 600)) <= 600
+
+
+@pytest.mark.parametrize("place", ["b", "r", "l", "f", "g"])
+def test_ranks_that_wait_for_no_child_process(place: str) -> None:
+    assert not waits_for_child(stacks(place)[0])
