@@ -27,6 +27,7 @@ class Stage(Enum):
     IMAGE = "image"
     ENV = "env"
     CACHES = "caches"
+    BACKOFF = "backoff"
     RENDEZVOUS = "rendezvous"
     SPAWN = "spawn"
     IMPORT = "import"

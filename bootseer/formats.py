@@ -30,9 +30,9 @@ def other_format(found: str, expected: str, where: str) -> FormatVersion:
     return FormatVersion(f"{where}: has format {found}; this Bootseer reads {expected}: take a newer one")
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, max_characters: int = MAX_QUOTED) -> str:
     """Return a message that may quote untrusted text as one bounded line."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_QUOTED]
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:max_characters]
 
 
 def decode_json(data: bytes, kind: type[T], expected: str, where: str, *, what: str, max_bytes: int) -> T:

@@ -17,10 +17,13 @@ from bootseer.report.starts import Span, Start
 
 CHECK = "check"  # an instant event of an agent; its error is the finding as a line
 BROKEN = "rule_broken"  # an instant event of rank 0's agent; its error names the rule, the place and the reason
+HANG = "hang"  # an instant event of rank 0's agent; its error is the line of the hang report
 FELL_BACK = "fell_back"  # an instant event of an agent; its error is the reason
 MOUNT_FAULT = "mount_fault"  # the same: a mount could not be read
 MAX_CHECKS = 256
 MAX_RULES = 256
+MAX_HANGS = 64
+MAX_HANG_CHARACTERS = 2000  # of a line, which names the places of several groups of ranks
 MAX_NODES = 50
 MAX_FACTS = 200
 MAX_WORDS = 8  # different words of one name
@@ -53,6 +56,16 @@ class RuleRow(Record):
     action: str
     rank: int | None
     unix_s: float
+    line: str
+
+
+class HangRow(Record):
+    """A hang, or slow steps, that bootrun reported."""
+
+    attempt: int
+    report: str  # the file in the run's log directory
+    unix_s: float
+    after_s: float  # since the first event of the attempt, by the wall clock
     line: str
 
 
@@ -96,6 +109,10 @@ def is_broken_rule(event: Event) -> bool:
     return event.name == BROKEN and event.error is not None
 
 
+def is_hang(event: Event) -> bool:
+    return event.name == HANG and event.error is not None
+
+
 def is_fallback(event: Event) -> bool:
     """Return whether an event reports a fallback, or a fault that will cause one."""
     return event.name in (FELL_BACK, MOUNT_FAULT) and event.error is not None
@@ -131,6 +148,20 @@ def find_broken_rules(start: Start) -> list[RuleRow]:
             RuleRow(rule=rule, kind=kind, action=action, rank=rank, unix_s=event.wall_ns / 1e9, line=line)
         )
     return found
+
+
+def find_hangs(start: Start) -> list[HangRow]:
+    """Return the reported hangs in the order in which they were reported."""
+    return [
+        HangRow(
+            attempt=start.attempt,
+            report=one_line(str(event.attrs.get("report", ""))),
+            unix_s=event.wall_ns / 1e9,
+            after_s=max(0.0, (event.wall_ns - start.wall_ns) / 1e9),
+            line=one_line(event.error or "", MAX_HANG_CHARACTERS),
+        )
+        for event in [event for event in start.instants if is_hang(event)][:MAX_HANGS]
+    ]
 
 
 def find_fallbacks(start: Start, measured: Sequence[StageMeasures]) -> list[FallbackRow]:

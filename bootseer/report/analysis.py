@@ -12,6 +12,7 @@ from bootseer.report.critical_path import Arrivals, PathStep, find_path
 from bootseer.report.measures import StageMeasures, measure, split_waits
 from bootseer.report.pieces import PEERS, WAITING, Piece, Pieces, end_of, rank_times
 from bootseer.report.starts import (
+    BACKOFF,
     FIRST_STEP,
     RENDEZVOUS,
     RankStart,
@@ -23,7 +24,12 @@ from bootseer.report.starts import (
 from bootseer.report.stragglers import Straggler, find_stragglers
 
 MAX_NOTES = 20
-_SAME_FOR_ALL = (RENDEZVOUS, WAITING, FIRST_STEP)  # stages of the critical path that no single node makes slow
+_SAME_FOR_ALL = (
+    BACKOFF,
+    RENDEZVOUS,
+    WAITING,
+    FIRST_STEP,
+)  # stages of the critical path that no single node makes slow
 
 
 class LostTime(NamedTuple):

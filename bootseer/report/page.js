@@ -9,12 +9,12 @@
   // ---- colours ------------------------------------------------------------------------------------------------
   const COLORS = {
     light: {
-      queue: "#8d99ae", allocate: "#b08968", image: "#2f7fe0", env: "#0e9f8e", caches: "#84b817", rendezvous: "#c4ccd8",
+      queue: "#8d99ae", allocate: "#b08968", image: "#2f7fe0", env: "#0e9f8e", caches: "#84b817", backoff: "#d9c9a3", rendezvous: "#c4ccd8",
       spawn: "#e9ae06", import: "#e8622c", checkpoint: "#8b52d6", first_step: "#5d7390", other: "#c2559c",
       peers: "#d6dee9", waiting: "#dbe0e8", late: "#aab3c2", unseen: "#d9dde4",
     },
     dark: {
-      queue: "#76839a", allocate: "#a98560", image: "#4a97f2", env: "#1fb8a5", caches: "#97c93a", rendezvous: "#4f5b6e",
+      queue: "#76839a", allocate: "#a98560", image: "#4a97f2", env: "#1fb8a5", caches: "#97c93a", backoff: "#6b5d3a", rendezvous: "#4f5b6e",
       spawn: "#efba2e", import: "#f47a47", checkpoint: "#a678ea", first_step: "#7f97b8", other: "#d673b2",
       peers: "#364356", waiting: "#333d4c", late: "#566275", unseen: "#3a4453",
     },
@@ -155,7 +155,7 @@
   const odd = new Float64Array(ranks.length); // how much a rank stands out, in ticks
   const nodeRanks = nodes.map(() => []);
   let lastEnd = Math.max(1, Math.round(data.endS / tick));
-  const CALM = new Set(["rendezvous", "waiting", "peers", "first_step", "unseen"]);
+  const CALM = new Set(["backoff", "rendezvous", "waiting", "peers", "first_step", "unseen"]);
   const isSlow = (index) => (ranks[index][2] & 2) !== 0 || nodes[ranks[index][1]][2] === 1;
   const hasFailed = (index) => (ranks[index][2] & 4) !== 0;
 
@@ -872,6 +872,7 @@
       ...report.open.map((each) => span(each, "never ended")),
       ...report.failed.map((each) => span(each, each.error || "failed")),
       ...report.fallbacks.map((line) => "fell back to the normal path: " + line),
+      ...report.hangs,
       ...report.rules,
       ...report.checks.map((line) => "health check: " + line),
     ], "troubles", "troubles-section");

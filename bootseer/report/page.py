@@ -88,6 +88,7 @@ def _data(found: Analysis, report: Report, title: str) -> dict[str, Any]:
             "open": record["open"][:MAX_LIST],
             "failed": record["failed"][:MAX_LIST],
             "fallbacks": [each.line for each in report.fallbacks[:MAX_LIST]],
+            "hangs": [f"attempt {each.attempt}: {each.line}" for each in report.hangs[:MAX_LIST]],
             "rules": [each.line for each in report.rules[:MAX_LIST]],
             "checks": [each.line for each in report.checks[:MAX_LIST]],
             "facts": record["facts"][:MAX_LIST],

@@ -15,16 +15,19 @@ from bootseer.report.agent_reports import (
     CheckRow,
     FactRow,
     FallbackRow,
+    HangRow,
     Record,
     RuleRow,
     WayRow,
     find_broken_rules,
     find_checks,
     find_fallbacks,
+    find_hangs,
     gather,
     is_broken_rule,
     is_check,
     is_fallback,
+    is_hang,
 )
 from bootseer.report.analysis import Analysis, Job
 from bootseer.report.measures import StageMeasures
@@ -164,6 +167,7 @@ class Report(Record):
     notes: list[str]
     node_rows: list[NodeRow]
     rank_rows: list[RankRow]
+    hangs: list[HangRow] = msgspec.field(default_factory=list)  # of all attempts
 
 
 def make_report(job: Job, attempt: int) -> Report:
@@ -219,6 +223,7 @@ def make_report(job: Job, attempt: int) -> Report:
         open=[_span_row(*each) for each in find_unfinished(start)][:MAX_ROWS],
         failed=_failed(start)[:MAX_ROWS],
         fallbacks=find_fallbacks(start, found.stages),
+        hangs=[hang for _, each in sorted(job.attempts.items()) for hang in find_hangs(each.start)],
         rules=find_broken_rules(start),
         checks=find_checks(start),
         facts=facts,
@@ -282,7 +287,7 @@ def make_notes(found: Analysis) -> list[str]:
         notes.append(f"no events of the agent: {_some(silent)}")
     seen: dict[str, int] = {}
     for event in start.instants:
-        if is_fallback(event) or is_broken_rule(event) or is_check(event):
+        if is_fallback(event) or is_hang(event) or is_broken_rule(event) or is_check(event):
             continue
         line = f"{event.name}: {event.error}"
         if line in seen or len(seen) < MAX_SLOWEST:

@@ -16,6 +16,7 @@ from bootseer.report.intervals import Interval
 
 ORDER = {stage.value: place for place, stage in enumerate(Stage)}
 SPAWN, FIRST_STEP, RENDEZVOUS = Stage.SPAWN.value, Stage.FIRST_STEP.value, Stage.RENDEZVOUS.value
+BACKOFF = Stage.BACKOFF.value
 OTHER = "other"  # a span of an unknown stage
 _BEGIN, _END, _INSTANT, _SCALAR = (kind.value for kind in (Kind.BEGIN, Kind.END, Kind.INSTANT, Kind.SCALAR))
 MAX_ERROR_NS = 2**60  # with a larger error a clock counts as unknown
@@ -200,7 +201,8 @@ def _latest(events: list[Event]) -> tuple[list[Event], int]:
         for event in events
         if event.kind == _BEGIN and event.stage == RENDEZVOUS and event.mono_ns <= spawns[-1]
     ]
-    low_ns = max([*begins, spawns[-2] + 1])
+    # A restart with backoff has a rendezvous before it, and one after it.
+    low_ns = min([begin_ns for begin_ns in begins if begin_ns > spawns[-2]], default=spawns[-2] + 1)
     return [event for event in events if event.mono_ns >= low_ns], len(spawns) - 1
 
 

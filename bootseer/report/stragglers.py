@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bootseer.report.intervals import median_low
 from bootseer.report.measures import Measure, StageMeasures
 from bootseer.report.pieces import PEERS, WAITING
-from bootseer.report.starts import RENDEZVOUS
+from bootseer.report.starts import BACKOFF, RENDEZVOUS
 
 TIMES = 1.5  # of the median
 MIN_S = 0.1
@@ -21,7 +21,7 @@ MIN_SHARE = 0.03  # of the whole start
 SPREADS = 6.0  # median deviations from the median
 MAX_SHARE = 0.5  # of all places: more are not outliers
 MAX_FINDINGS = 100
-_NEVER = (RENDEZVOUS, WAITING, PEERS)
+_NEVER = (BACKOFF, RENDEZVOUS, WAITING, PEERS)
 
 
 class Straggler(NamedTuple):

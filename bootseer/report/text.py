@@ -32,6 +32,7 @@ def report_text(report: Report) -> str:
         _section("Critical path", _path(report.path)),
         _section("Accelerator-seconds lost", _lost(report)),
         _section("Attempts", _attempts(report)) if len(report.attempts) > 1 else "",
+        _section("Hangs", _hangs(report)) if report.hangs else "",
         _section("Ranks that failed", _ended(report)) if any(each.failed for each in report.attempts) else "",
         _section("Open: begun and never ended", _spans(report, is_open=True)) if report.open else "",
         _section("Failed", _spans(report, is_open=False)) if report.failed else "",
@@ -200,6 +201,14 @@ def _attempts(report: Report) -> list[str]:
             )
         )
     return [*align(rows), "* is the one shown; --attempt N (or last) shows another"]
+
+
+def _hangs(report: Report) -> list[str]:
+    lines = []
+    for each in report.hangs:
+        kept = f" ({each.report})" if each.report else ""
+        lines.append(f"attempt {each.attempt}: noticed after {seconds(each.after_s)}: {each.line}{kept}")
+    return _first(lines)
 
 
 def _ended(report: Report) -> list[str]:

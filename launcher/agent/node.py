@@ -238,6 +238,8 @@ class Node:
                 self.provisions.environment.set_up(order)
             case messages.RecoveryStep():
                 self._recover(order)
+            case messages.StepTaken(step=messages.BACKOFF_STEP):
+                self._records.pause(order.text)
             case messages.StepTaken(attempt=attempt):
                 attrs: dict[str, Any] = {"step": order.step, "class": order.kind, "why": order.text}
                 self._events.instant("", "ladder_step", attempt=attempt, **attrs)

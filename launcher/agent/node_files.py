@@ -290,6 +290,7 @@ class AttemptRecords:
         self.began_ns = began_ns  # when bootrun began, or the last attempt ended
         self.launched_ns = 0  # when bootrun had parsed its arguments; 0 once recorded
         self._ended_ns = 0  # the first rank of the attempt has ended
+        self._backoff_ns = (0, 0)  # begin and end of the pause before the next attempt
         self._unrecorded: RankGroup | None = None  # has just started
         self._record: AttemptRecord | None = None
         self._last: AttemptRecord | None = None  # of the last attempt
@@ -299,6 +300,13 @@ class AttemptRecords:
         """Measure the next attempt from the end of the last one."""
         if self._ended_ns:
             self.began_ns, self._ended_ns = self._ended_ns, 0
+
+    def pause(self, seconds: str) -> None:
+        """Note that the coordinator starts no attempt for so long from now. Args: seconds: as it has sent them."""
+        try:
+            self._backoff_ns = (now_ns := time.monotonic_ns()), now_ns + int(float(seconds) * 1e9)
+        except (ValueError, OverflowError):
+            pass  # then the pause counts as rendezvous
 
     def started(self, group: RankGroup) -> None:
         """Record soon that all ranks run."""
@@ -327,8 +335,9 @@ class AttemptRecords:
             self._say,
             lambda: self._first_step(group.ranks[0]),
             watch_after_s,
+            self._backoff_ns,
         )
-        self.launched_ns = 0
+        self.launched_ns, self._backoff_ns = 0, (0, 0)
         for rank, exited in self._early_exits:
             self._record.note_exit(rank, exited.status, exited.time_ns)
         self._early_exits.clear()

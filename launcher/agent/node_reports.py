@@ -39,18 +39,21 @@ class NodeReports:
         self.hang: Reported | None = None  # the last one
 
     def show_hang(self, found: HangReport) -> None:
-        """Save the report of a hang and print it."""
+        """Save the report of a hang, print it, and write an event: only the node with rank 0 gets it."""
         from launcher.agent.node_status import Reported
         from launcher.monitor.node_watch import SHOWN_LINES, write_hang_report
 
-        run_dir = self._directories.run
+        run_dir, name = self._directories.run, ""
         try:
-            kept = f" ({write_hang_report(run_dir, found)})"
+            path = write_hang_report(run_dir, found)
+            name, kept = os.path.basename(path), f" ({path})"
         except OSError as error:
             kept = f" (report not saved in {run_dir}: {error.strerror})"
         lines = found.text.rstrip().splitlines()
         self.hang = Reported(found.attempt, lines[0], self._loop.time())
         self._complain(lines[0] + kept)
+        attrs: dict[str, Any] = {"report": name}
+        self._events.instant("", "hang", error=lines[0], attempt=found.attempt, **attrs)
         for line in lines[1:SHOWN_LINES]:
             self._console.show(f"  {line}\n")
 

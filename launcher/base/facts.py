@@ -46,3 +46,5 @@ class Hang(NamedTuple):
     why: str  # for users, one line
     is_early: bool = False  # to be reported, but it ends no job yet: the job starts, or is near its end
     is_doubtful: bool = False  # to be queried, and reported only if the ranks' stacks confirm it
+    evidence: str = ""  # why these ranks are named, or why none is; "": by the kind
+    is_guess: bool = False  # the evidence for the ranks is weak, or there is none

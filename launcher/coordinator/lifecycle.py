@@ -250,6 +250,11 @@ class JobLifecycle:
             return
         if decision.delay_s is not None:
             self._gathering.pause(decision.delay_s, now_s)
+        if decision.delay_s:
+            pause = messages.StepTaken(
+                self._state.attempt.number, messages.BACKOFF_STEP, "", f"{decision.delay_s:g}"
+            )
+            self._outbox.send_to_all(pause)
         if decision.recovers:
             self._try_recover(now_s)
             return

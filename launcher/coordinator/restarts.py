@@ -157,7 +157,13 @@ class Restarts:
         early = budget.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
         restart = f"restart {budget.used} of {self._rules.max_restarts}{wait}"
-        state.outbox.log_to_all(f"{restart}{attempt.failures.describe_first(state.nodes.count_ranks())}")
+        ended_for = (
+            f": bootrun has ended attempt {attempt.number}, class {attempt.end_class}"
+            if attempt.end_reason
+            else ""
+        )
+        first = attempt.failures.describe_first(state.nodes.count_ranks())
+        state.outbox.log_to_all(f"{restart}{first or ended_for}")
         state.records.decided(restart, "--max-restarts", delay_s)
         machines.recovery.begin(attempt.number, decision, fault.kind, now_s)
         return Again(delay_s, recovers=True)

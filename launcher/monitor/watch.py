@@ -20,9 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launcher.base.facts import Hang, HangKind, RankFacts
 from launcher.monitor.collectives.accelerators import DeviceUse, describe_uses, find_awaited_ranks, unpack_uses
 from launcher.monitor.hang.detector import HangDetector
+from launcher.monitor.hang.places import COMMUNICATES, describe_places
 from launcher.monitor.hang.settings import STACKS_S, HangSettings
-from launcher.monitor.hang.waiting import all_sleep, find_awaited, is_in_collective
+from launcher.monitor.hang.waiting import (
+    AbsentRanks,
+    all_sleep,
+    find_absent,
+    find_awaited,
+    is_in_backward,
+    is_in_collective,
+)
 from launcher.monitor.samples.stacks import (
+    MAX_CHILDREN,
+    ChildProcess,
     Frame,
     RankStacks,
     Source,
@@ -62,9 +72,12 @@ SURE_KINDS = (
     *EARLY_KINDS,
 )  # confirmed by more than one round
 MAX_SAMPLES = 1000  # for one query
+TRACE_ADVICE = "rerun with --trace-collectives to name the first stuck rank"
 MAX_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MAX_TEXT_CHARACTERS = 12_000
+DIFFERENT_STACKS = "the stacks of these ranks differ from those of the other ranks"
 MAX_FRAMES = 64  # of a stack
+MAX_CHILD_FRAMES = 24  # of that of a child process
 MAX_NOTE_CHARACTERS = 300
 MAX_PATH_CHARACTERS = 4096
 
@@ -412,11 +425,13 @@ class HangWatch:
             hang = found.hang._replace(ranks=waits.ranks, is_early=waits.is_by_devices)
             found = found._replace(hang=hang._replace(why=f"{hang.why}; {waits.what}"))
         self._was_late = False
-        self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
+        hang = blame_by_stacks(found.hang, group_stacks(self._stacks), find_absent(self._stacks, len(self._facts)))
+        self.last = hang = blame_by_calls(hang, causes)
         groups = find_groups_in(self._traces, self._layout)
         self._number += 1
         devices = [use for node in sorted(self._devices) for use in self._devices[node]]
-        return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups, devices)]
+        advice = "" if self._traces or len(self._facts) < 2 else TRACE_ADVICE
+        return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups, devices, advice)]
 
     def _judge_early(self, found: _OpenQuery) -> Hang | None:
         """Name the ranks waited for before the first step, or at the end, if that is certain enough."""
@@ -470,17 +485,53 @@ def _as_hang(slow: SlowSteps) -> Hang:
     return Hang(HangKind.SLOW, slow.since_s, (), SLOW_FACTOR * slow.usual_s, slow.usual_s, why, is_early=True)
 
 
-def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
-    """Choose the ranks to name: if a few are elsewhere in the code than most, those, regardless of CPU use.
+def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup], absent: AbsentRanks | None = None) -> Hang:
+    """Choose the ranks to name: those elsewhere in the code than all that may wait, or than most; else by CPU use.
 
     Ranks that wait for others use different amounts of CPU, by threads that poll. A process state is certain.
     """
     odd = find_odd(groups)
-    blamed = tuple(rank for rank in odd if rank in hang.ranks) or odd or hang.ranks
-    is_sure = hang.kind in SURE_KINDS and (hang.kind is not HangKind.ALL_SPIN or hang.ranks)
-    if is_sure or blamed == hang.ranks:
+    elsewhere = odd if absent is None else absent.ranks
+    blamed = tuple(rank for rank in elsewhere if rank in hang.ranks) or elsewhere or hang.ranks
+    if hang.kind in SURE_KINDS and (hang.kind is not HangKind.ALL_SPIN or hang.ranks):
         return hang
-    return hang._replace(ranks=blamed, why=f"{hang.why}; apart by their stacks: {name_ranks(blamed)}")
+    is_guess = not odd if absent is not None and absent.is_guess else absent is None and _are_waiting(odd, groups)
+    why = hang.why
+    if absent is not None and is_guess:
+        evidence = f"the other ranks are in backward ({COMMUNICATES}), and this is no proof that they wait"
+        # First: a long line may be shortened.
+        why = f"guess: {name_ranks(absent.by)} wait{'s' * (len(absent.by) == 1)} for {name_ranks(blamed)}; {why}"
+    elif elsewhere:
+        evidence = DIFFERENT_STACKS
+        if is_guess:
+            evidence += ", but these may wait for the others"
+        if blamed != hang.ranks:
+            why += f"; apart by their stacks: {name_ranks(blamed)}"
+    elif blamed:
+        evidence = "these ranks use the CPU or the kernel in another way than the other ranks"
+    elif not groups:
+        evidence = "no stacks were received"
+    else:
+        evidence = (
+            "no rank differs" if len(groups) == 1 else f"no stack is that of most ranks ({len(groups)} stacks)"
+        )
+    return hang._replace(ranks=blamed, why=why, evidence=evidence, is_guess=is_guess or not blamed)
+
+
+def _are_waiting(odd: Sequence[int], groups: Sequence[StackGroup]) -> bool:
+    """Return whether some of the odd ranks may wait for the rest, which does not wait."""
+    waits = [is_in_collective(group.example) or is_in_backward(group.example) for group in groups]
+    return bool(odd) and not waits[0] and any(waits)
+
+
+def blame_by_calls(hang: Hang, causes: Sequence[Cause]) -> Hang:
+    """Name the ranks that the traced calls show, if nothing better than a guess names others."""
+    if not hang.is_guess or not causes or hang.kind is HangKind.SLOW:
+        return hang
+    if causes[0].sure.value == "unsure" or causes[0].kind.value == "not-traced":
+        return hang
+    evidence = "their calls of torch.distributed show it"
+    return hang._replace(ranks=causes[0].ranks, evidence=evidence, is_guess=False)
 
 
 def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) -> list[Cause]:
@@ -533,23 +584,31 @@ def describe(
     causes: Sequence[Cause] = (),
     layout: Mapping[str, Sequence[Sequence[int]]] | None = None,
     devices: Sequence[DeviceUse] = (),
+    advice: str = "",
 ) -> HangFinding:
-    """Make the finding as a line, as text and for programs; the root cause first, if calls were traced."""
+    """Make the finding as a line, as text and for programs; the root cause first, if calls were traced.
+
+    Args: advice: the last line of the text, if the ranks are named by no more than a guess.
+    """
     groups = group_stacks(stacks)
     what = "has become slow" if hang.kind is HangKind.SLOW else f"hangs ({hang.kind.value})"
-    line = f"the job {what}: {hang.why}"
+    places = "" if hang.kind in (HangKind.SLOW, HangKind.FROZEN) else describe_places(groups, hang.ranks)
+    why = f"{places}; {hang.why}" if places else hang.why
+    line = f"the job {what}: {why}"
     told: list[str] = []
     listed: list[dict[str, Any]] = []
     if causes and hang.kind is not HangKind.SLOW:
         from bootseer.hangs.stuck import as_record
         from bootseer.hangs.stuck import describe as describe_causes
 
-        line = f"the job {what}: {causes[0].line}; {hang.why}"
+        line = f"the job {what}: {causes[0].line}; {why}"
         told = [*describe_causes(causes), *name_place(causes[0].ranks, layout or {})]
         listed = [as_record(each) for each in causes[:MAX_CAUSES]]
     text = "\n".join([line, *told, *format_groups(groups, layout), *describe_uses(devices), ""])
     if len(text) > MAX_TEXT_CHARACTERS:
         text = text[:MAX_TEXT_CHARACTERS] + "\n...\n"
+    if advice and hang.is_guess and hang.kind not in SURE_KINDS:
+        text += advice + "\n"
     record = {
         **({"causes": listed} if listed else {}),
         **({"accelerators": [use._asdict() for use in devices[:1024]]} if devices else {}),
@@ -600,13 +659,26 @@ def _as_record(stacks: RankStacks, max_frames: int = MAX_FRAMES) -> dict[str, An
         "kernel": list(stacks.kernel[:max_frames]),
         "note": stacks.note[:MAX_NOTE_CHARACTERS],
         **({"looks": stacks.looks, "comes_along": stacks.comes_along} if stacks.looks > 1 else {}),
+        **({"children": [_child_record(each, max_frames) for each in stacks.children]} if stacks.children else {}),
     }
 
 
+def _child_record(child: ChildProcess, max_frames: int) -> dict[str, Any]:
+    frames = [list(frame) for frame in child.main[: min(max_frames, MAX_CHILD_FRAMES)]]
+    return {"pid": child.pid, "name": child.name, "state": child.state, "wait": child.wait, "frames": frames}
+
+
 def _from_record(record: dict[str, Any]) -> RankStacks:
-    frames = tuple(
-        Frame(str(file)[:MAX_PATH_CHARACTERS], int(line), str(function)[:MAX_NOTE_CHARACTERS])
-        for file, line, function in record["frames"][:MAX_FRAMES]
+    frames = _frames(record["frames"])
+    children = tuple(
+        ChildProcess(
+            int(each["pid"]),
+            str(each["name"])[:MAX_NOTE_CHARACTERS],
+            str(each["state"])[:1],
+            str(each["wait"])[:MAX_NOTE_CHARACTERS],
+            _frames(each["frames"]),
+        )
+        for each in record.get("children", [])[:MAX_CHILDREN]
     )
     return RankStacks(
         int(record["rank"]),
@@ -618,4 +690,12 @@ def _from_record(record: dict[str, Any]) -> RankStacks:
         note=str(record["note"])[:MAX_NOTE_CHARACTERS],
         looks=min(max(1, int(record.get("looks", 1))), MAX_SAMPLES),
         comes_along=record.get("comes_along") is True,
+        children=children,
+    )
+
+
+def _frames(listed: list[Any]) -> tuple[Frame, ...]:
+    return tuple(
+        Frame(str(file)[:MAX_PATH_CHARACTERS], int(line), str(function)[:MAX_NOTE_CHARACTERS])
+        for file, line, function in listed[:MAX_FRAMES]
     )

@@ -48,8 +48,11 @@ class AttemptRecord:
         say: Callable[[str], object],
         first_step_seen: Callable[[], object],
         watch_after_s: float = 0.0,
+        backoff_ns: tuple[int, int] = (0, 0),
     ) -> None:
+        """Args: backoff_ns: begin and end of the pause before this attempt, if there was one."""
         self._group = group
+        self._backoff_ns = backoff_ns
         self._began_ns = began_ns  # when bootrun began, or when this attempt became necessary
         self._launched_ns = launched_ns  # when bootrun had its orders; 0 for a later attempt
         self._say = say
@@ -64,6 +67,12 @@ class AttemptRecord:
         group, writer = self._group, self._writer
         span = writer.begin(Stage.RENDEZVOUS, "rendezvous", mono_ns=self._began_ns)
         launch: dict[str, Any] = {}
+        begin_ns, end_ns = max(self._backoff_ns[0], self._began_ns), min(self._backoff_ns[1], group.prepared_ns)
+        if begin_ns < end_ns:
+            writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=begin_ns)
+            span = writer.begin(Stage.BACKOFF, "backoff", mono_ns=begin_ns)
+            writer.end(Stage.BACKOFF, "backoff", span, mono_ns=end_ns)
+            span = writer.begin(Stage.RENDEZVOUS, "rendezvous", mono_ns=end_ns)
         if self._launched_ns:
             launch["launch_s"] = (self._launched_ns - self._began_ns) / 1e9
         writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.prepared_ns, **launch)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bootseer.light_typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from launcher.rendezvous.rare_messages import BACKOFF_STEP as BACKOFF_STEP
     from launcher.rendezvous.rare_messages import AttemptMessage as AttemptMessage
     from launcher.rendezvous.rare_messages import BadFinding as BadFinding
     from launcher.rendezvous.rare_messages import CheckpointFailed as CheckpointFailed

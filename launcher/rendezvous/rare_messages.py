@@ -352,13 +352,19 @@ class RecoveryStep(NamedTuple):
     hosts: tuple[str, ...]  # of the attempt
 
 
+BACKOFF_STEP = "backoff"
+
+
 class StepTaken(NamedTuple):
-    """A step of the escalation ladder, to the node with rank 0, which writes it to its events."""
+    """A step of the escalation ladder, to the node with rank 0, which writes it to its events.
+
+    Or the backoff before the next attempt, to all nodes, which write it with that attempt.
+    """
 
     attempt: int  # that has failed
-    step: str
+    step: str  # BACKOFF_STEP: a pause
     kind: str  # class of the failure
-    text: str  # the reason, or the result
+    text: str  # the reason, or the result; of a pause, its seconds
 
 
 class MasterListens(NamedTuple):

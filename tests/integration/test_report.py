@@ -84,6 +84,37 @@ def test_a_job_that_restarts(bootrun, script, report, tmp_path) -> None:
     assert 0 < job["share"] < 1
 
 
+FAILS_TWICE = """
+import os, sys, bootseer
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 2:
+    sys.exit(3)
+bootseer.heartbeat(1)
+"""
+
+
+def test_backoff_is_a_stage(bootrun, script, report, tmp_path) -> None:
+    logs = tmp_path / "logs"
+    flags = (
+        "--nnodes",
+        1,
+        "--nproc-per-node",
+        1,
+        "--max-restarts",
+        2,
+        "--same-error",
+        "restart",
+        "--log-dir",
+        logs,
+    )
+    done = bootrun(*flags, script(FAILS_TWICE), deadline_s=60)
+    assert done.status == 0, done.stderr
+    assert "restart 2 of 2 in 1 s" in done.stderr
+    assert "longest stage: backoff 1.00 s" in done.stderr
+    stages = {row["stage"]: row["max_s"] for row in json.loads(report(logs, "--attempt", 2, "--json"))["stages"]}
+    assert 0.9 < stages["backoff"] <= 1.001
+    assert stages["rendezvous"] < 0.5
+
+
 def test_two_nodes_with_directories_of_their_own(bootrun, script, report, tmp_path, free_port) -> None:
     path = script(TRAIN)
     nodes = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,12 +87,20 @@ def test_by_default_it_is_only_reported(bootrun: support.Programs, script: Scrip
     program.signal(signal.SIGTERM)
     assert program.wait(60).status == 143
     assert page(bootrun.dir)["rule"] == "--on-hang report"
+    report = subprocess.run(
+        [sys.executable, "-m", "bootseer", "report", "logs"],
+        cwd=bootrun.dir, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    (line,) = [line for line in report.splitlines() if "the job hangs" in line]
+    assert line.startswith("  attempt 0: noticed after ") and line.endswith("(standstill-0.txt)"), line
+    assert "rank 1 is in endless (" in line
 
 
 def test_a_frozen_rank_is_named_without_its_stack(bootrun: support.Programs, script: Script) -> None:
     words = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *FLAGS, "--on-hang", "restart")
     run = bootrun(*words, "--shutdown-timeout", 1, script(STOPS), deadline_s=90)
     assert run.status == 0, run.stderr
+    assert "bootrun: restart 1 of 1: bootrun has ended attempt 0, class hang\n" in run.stderr
     record = found(bootrun.dir)
     assert record["ranks"] == [1]
     does = {tuple(group["ranks"]): group["does"]["source"] for group in record["groups"]}

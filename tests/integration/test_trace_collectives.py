@@ -83,3 +83,40 @@ def test_dumps_of_the_flight_recorder_name_the_rank_too(
     assert (first["kind"], first["ranks"], first["victims"]) == ("did-not-enter", [1], [0]), first
     program.signal(signal.SIGTERM)
     program.wait(60)
+
+
+LOCKED = """
+import sys, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+lock = threading.Lock()
+lock.acquire()
+def wait_for_lock():
+    lock.acquire()
+for step in range(2000):
+    if step == 60 and dist.get_rank() == 1:
+        wait_for_lock()
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+def test_without_the_tracer_a_rank_that_is_not_in_backward_is_a_guess(
+    bootrun: support.Programs, script: Callable[..., str]
+) -> None:
+    flags = ("--standalone", "--nproc-per-node", 2, "--hang-least", 2, "--log-dir", "logs")
+    program = bootrun.start(*flags, script(LOCKED), env={"OMP_NUM_THREADS": "1"})
+    support.wait_until(lambda: list(Path(bootrun.dir).glob("logs/*/failure-0.txt")), 90, "the record")
+    (path,) = Path(bootrun.dir).glob("logs/*/failure-0.json")
+    record = json.loads(path.read_text())
+    assert (record["rank"], record["culprit_sure"]) == (1, "guess"), record
+    assert "rank 0 is in backward, called at " in record["message"], record["message"]
+    assert "rank 1 is in wait_for_lock (" in record["message"], record["message"]
+    (report,) = Path(bootrun.dir).glob("logs/*/standstill-0.txt")
+    assert report.read_text().splitlines()[-1].startswith("rerun with --trace-collectives")
+    program.signal(signal.SIGTERM)
+    program.wait(60)

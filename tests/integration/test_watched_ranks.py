@@ -14,11 +14,21 @@ import pytest
 from launcher.base import children
 from launcher.base.facts import RankFacts
 from launcher.base.loop import Loop
+from launcher.monitor.hang.places import describe_place
 from launcher.monitor.samples import stack_collector as collecting
 from launcher.monitor.samples import stack_collector as collector_module
 from launcher.monitor.samples.sampler import Sampler
 from launcher.monitor.samples.stack_collector import StackCollector
-from launcher.monitor.samples.stacks import RankStacks, Source, find_odd, group_stacks
+from launcher.monitor.samples.stacks import (
+    RankStacks,
+    Source,
+    child_frames,
+    find_odd,
+    format_groups,
+    group_stacks,
+    is_installed,
+)
+from launcher.monitor.watch import pack_stacks, unpack_stacks
 from tests.integration.watched_ranks import Logs, SeenRank, collect, find_ranks
 from tests.support import BOOTRUN, Program, Programs, is_running, tune, wait_until
 
@@ -413,6 +423,63 @@ def test_py_spy_is_asked_where_there_is_no_handler(
     job.signal(signal.SIGTERM)
     job.wait()
     wait_until(children.reap_left)
+
+
+WAITS_FOR_CHILD = """
+import multiprocessing, subprocess, threading
+def stuck():
+    threading.Event().wait()
+child = multiprocessing.get_context("fork").Process(target=stuck)
+child.start()
+other = subprocess.Popen(["sleep", "1000"])
+ready()
+child.join()
+"""
+
+
+@FORKED
+def test_children_of_a_rank_that_waits_for_one(program: Programs, tmp_path: Path, loop: Loop, fork: str) -> None:
+    job = start(program, tmp_path, WAITS_FOR_CHILD, 1, "--fork-ranks", fork)
+    (rank,) = find_ranks(job, 1)
+
+    def look_once() -> RankStacks | None:
+        found = collect(StackCollector(loop, [rank], py_spy=""), loop)[0]
+        return found if any(child.main for child in found.children) else None  # old enough for a signal
+
+    found = wait_until(look_once, 30.0)
+    assert found.source is Source.HANDLER
+    forked, other = found.children
+    frames = child_frames(forked)
+    assert [frame.function for frame in frames if not is_installed(frame)] == ["stuck"]
+    assert (other.name, other.main) == ("sleep", ()), "it has no handler, so it gets no signal"
+    text = "\n".join(format_groups(group_stacks({0: found})))
+    assert f"rank 0 (pid {rank.pid}) waits for a child process:" in text
+    assert f"py-spy dump --pid {other.pid}" in text and f"py-spy dump --pid {forked.pid}" not in text
+    assert f"waits for its child process {forked.pid} in " in describe_place(found)
+    assert unpack_stacks(pack_stacks({0: found}, 60_000))[0].children == found.children
+    for pid in (forked.pid, other.pid, rank.pid):
+        assert is_running(pid)
+    again = collect(StackCollector(loop, [rank], py_spy=""), loop)[0].children
+    assert [(child.pid, child.main) for child in again] == [(child.pid, child.main) for child in found.children]
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+def test_children_are_listed_without_signals_where_the_rank_has_no_handler(
+    program: Programs, tmp_path: Path, loop: Loop
+) -> None:
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin/py-spy"
+    tool.write_text(PY_SPY.replace("/a.py", "/usr/lib/python3.11/multiprocessing/popen_fork.py"))
+    tool.chmod(0o755)
+    job = start(program, tmp_path, "signal.signal(59, signal.SIG_DFL)\n" + WAITS_FOR_CHILD, 1)
+    (rank,) = find_ranks(job, 1)
+    found = collect(StackCollector(loop, [rank], py_spy=str(tool)), loop)[0]
+    assert found.source is Source.PY_SPY
+    assert [child.main for child in found.children] == [(), ()]
+    assert all(is_running(child.pid) for child in found.children)
+    job.signal(signal.SIGTERM)
+    job.wait()
 
 
 # ---- what /proc says -----------------------------------------------------------------------------------------

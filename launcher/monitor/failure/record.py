@@ -121,8 +121,8 @@ def describe_hang(hang: Hang, line: str) -> dict[str, Any]:
         else nothing_for,
         "ranks": list(hang.ranks)[:1024],
         "rank": hang.ranks[0] if len(hang.ranks) == 1 else None,
-        "culprit_sure": CERTAIN if is_seen else LIKELY if hang.ranks else GUESS,
-        "culprit_sure_why": "the state of the process shows it" if is_seen else apart,
+        "culprit_sure": CERTAIN if is_seen else LIKELY if hang.ranks and not hang.is_guess else GUESS,
+        "culprit_sure_why": "the state of the process shows it" if is_seen else hang.evidence or apart,
         "since_s": hang.since_s,
     }
 
@@ -342,7 +342,7 @@ def _describe_place(record: Mapping[str, Any]) -> str:
         parts.append(f"node {record['node']}" + (f" (node rank {number})" if isinstance(number, int) else ""))
     if record.get("pid"):
         parts.append(f"pid {record['pid']}")
-    return clean(", ".join(parts)) if parts else "no rank differs from the others"
+    return clean(", ".join(parts)) if parts else "no rank is named"
 
 
 def _format_time(wall_s: object) -> str:

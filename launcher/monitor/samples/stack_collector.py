@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Protocol
 
 from bootseer.tuning import current
 from launcher.base import children
 from launcher.base.loop import Cancellable, EventLoop
+from launcher.monitor.samples.child_stacks import ChildStacks
 from launcher.monitor.samples.processes import (
     GONE,
     STOPPED,
@@ -26,6 +28,7 @@ from launcher.monitor.samples.processes import (
     read_stat,
 )
 from launcher.monitor.samples.stacks import (
+    ChildProcess,
     RankStacks,
     Source,
     calls_of,
@@ -33,6 +36,7 @@ from launcher.monitor.samples.stacks import (
     parse_looks,
     parse_py_spy,
     parse_stacks,
+    waits_for_child,
 )
 from launcher.ranks.stats_page import StatsPage, head_bytes, read_page
 
@@ -44,6 +48,7 @@ MAX_STUCK_POLLS = 10
 SAMPLES_PER_QUERY, SAMPLE_EVERY_S = 24, 0.006
 MAX_PY_SPY = 2  # at a time
 ALL_PY_SPY_S = 20.0  # ranks without a turn by then get none
+CHILDREN_VALID_S = 20.0  # no child process gets more signals than one in this time
 MAX_READ_BYTES = 1 << 20
 KEEP_BYTES = 4 << 20  # of a stats page's file, which is memory
 # Why a running rank gets no signal; irrelevant if its stacks are found otherwise.
@@ -290,6 +295,8 @@ class StackCollector:
         self._waiting: list[_RankQuery] = []  # for their handlers
         self._left: list[_RankQuery] = []  # for py-spy
         self._running: list[_PySpy] = []
+        self._of_children: list[tuple[ChildStacks, _RankQuery, RankStacks]] = []  # of ranks that wait for one
+        self._known_children: dict[int, tuple[float, tuple[ChildProcess, ...]]] = {}  # by rank, since when
         self._until_s = 0.0
 
     @property
@@ -335,8 +342,32 @@ class StackCollector:
         for each in self._running:
             each.asked.close()
             each.close()
-        self._waiting, self._left, self._running, self._then = [], [], [], []
+        for _, asked, _ in self._of_children:
+            asked.close()
+        self._waiting, self._left, self._running, self._of_children, self._then = [], [], [], [], []
         children.reap_left()
+
+    def _take_answer(self, asked: _RankQuery, found: RankStacks) -> None:
+        """Take the Python stacks of a rank, and those of its children if it waits for one."""
+        now_s = self._loop.time()
+        since_s, children = self._known_children.get(asked.rank, (-inf, ()))
+        if not waits_for_child(found):
+            self._take(asked, found)
+        elif now_s < since_s + CHILDREN_VALID_S:
+            self._take(asked, found._replace(children=children))
+        else:
+            page = asked.page if found.source is Source.HANDLER else None
+            self._of_children.append((ChildStacks(asked.pid, page, asked.fd, now_s), asked, found))
+
+    def _look_at_children(self) -> None:
+        now_s = self._loop.time()
+        for each in self._of_children[:]:
+            query, asked, found = each
+            children = query.look(now_s)
+            if children is not None:
+                self._of_children.remove(each)
+                self._known_children[asked.rank] = now_s, children
+                self._take(asked, found._replace(children=children))
 
     def _take(self, asked: _RankQuery, found: RankStacks) -> None:
         self._found[asked.rank] = found
@@ -349,7 +380,7 @@ class StackCollector:
             is_whole = asked.has_answered() and self._again is None
             found = asked.answer(is_whole) if is_whole or is_late else None
             if found is not None:
-                self._take(asked, found)
+                self._take_answer(asked, found)
             elif not is_late and asked.may_answer():
                 still.append(asked)
             elif asked.look():
@@ -361,7 +392,8 @@ class StackCollector:
                 self._left.append(asked)
         self._waiting = still
         self._run_py_spy()
-        if self._waiting or self._left or self._running:
+        self._look_at_children()
+        if self._waiting or self._left or self._running or self._of_children:
             self._timer = self._loop.call_later(POLL_EVERY_S, self._look)
             return
         self._timer = None
@@ -376,7 +408,7 @@ class StackCollector:
             if each.has_ended(now_s):
                 self._running.remove(each)
                 asked = each.asked
-                self._take(asked, asked.from_py_spy(each.text()) or asked.from_kernel())
+                self._take_answer(asked, asked.from_py_spy(each.text()) or asked.from_kernel())
                 each.close()
         limit_s = current().launcher.py_spy_s if self._left else 0.0
         while self._left and len(self._running) < MAX_PY_SPY:

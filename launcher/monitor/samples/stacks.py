@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from bootseer.counted import counted
@@ -19,6 +20,8 @@ MAX_FRAMES = 128  # of a thread; the same
 MAX_GROUPS_SHOWN = 8
 MAX_FRAMES_SHOWN = 8
 MAX_NAMED = 12  # runs of ranks in one line
+MAX_CHILDREN = 16  # of a rank
+MAX_CHILDREN_SHOWN, MAX_CHILD_FRAMES_SHOWN = 4, 4
 WIDTH = 140
 _THREAD = re.compile(r"(Current thread|Thread) 0x([0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)')
@@ -26,6 +29,11 @@ _ALONE = "Stack (most recent call first):\n"  # only of the thread that got the 
 # Files of the interpreter and of installed packages, not the user's: a line adds nothing to the function.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64|32)?/python\d(?:\.\d+)?(?=/)|^<")
 _OURS = re.compile(r"(?:^|/)(?:launcher/in_rank|bootseer/rank)/(?:bootstrap|fork_server)\.py$")
+# Calls in which a process waits for another one that it has started.
+_FOR_CHILD = re.compile(
+    r"/(?:torch/utils/data/dataloader|subprocess|(?:multiprocessing|concurrent/futures)/\w+)\.py$"
+)
+_FORKED = re.compile(r"/multiprocessing/process\.py$")  # below that are calls of the process that has forked
 _TRACER = re.compile(r"(?:^|/)(?:launcher/in_rank|bootseer/rank)/tracer\.py$")
 
 
@@ -53,6 +61,16 @@ class Source(Enum):
     NOTHING = "nothing"
 
 
+class ChildProcess(NamedTuple):
+    """A child process of a rank that waits for one."""
+
+    pid: int
+    name: str  # as ps shows it
+    state: str
+    wait: str  # kernel function in which it waits
+    main: tuple[Frame, ...] = ()  # of its main thread, innermost first; () if unknown
+
+
 class RankStacks(NamedTuple):
     rank: int
     pid: int
@@ -64,6 +82,7 @@ class RankStacks(NamedTuple):
     note: str = ""  # why there is no more, or what is unusual: "is stopped ..."; it follows the rank's name
     looks: int = 1  # samples of its main thread, for one query
     comes_along: bool = False  # it was in different functions in these samples
+    children: tuple[ChildProcess, ...] = ()  # of a rank that waits for one
 
 
 class StackGroup(NamedTuple):
@@ -193,6 +212,26 @@ def is_installed(frame: Frame) -> bool:
     return _INSTALLED.search(frame.file) is not None
 
 
+def waits_for_child(stacks: RankStacks) -> bool:
+    """Return whether the rank is in a call that waits for another process, such as a worker of a DataLoader."""
+    return any(_FOR_CHILD.search(frame.file) for frame in takewhile(is_installed, own_frames(stacks.main)))
+
+
+def child_frames(child: ChildProcess) -> Sequence[Frame]:
+    """Return its frames, without those that it has from the process that forked it."""
+    return tuple(takewhile(lambda frame: not _FORKED.search(frame.file), own_frames(child.main)))
+
+
+def find_users_frame(child: ChildProcess) -> Frame | None:
+    """Return the innermost frame in a file of the user; None for a worker that waits for work."""
+    return next((frame for frame in child_frames(child) if not is_installed(frame)), None)
+
+
+def order_children(children: Iterable[ChildProcess]) -> list[ChildProcess]:
+    """Return those in the user's code first, then those without a stack."""
+    return sorted(children, key=lambda each: (find_users_frame(each) is None, bool(each.main), each.pid))
+
+
 def find_odd(groups: Sequence[StackGroup]) -> tuple[int, ...]:
     """Return the ranks that are apart from the rest: none if no group has more than half of all."""
     count = sum(len(group.ranks) for group in groups)
@@ -289,6 +328,26 @@ def _format_group(group: StackGroup) -> list[str]:
     if not frames:
         kernel = " < ".join(example.kernel[:MAX_FRAMES_SHOWN]) or "nothing is known"
         lines.append(f"    in the kernel: {kernel}" + (f" (state {example.state})" if example.state else ""))
+    return lines + _format_children(example)
+
+
+def _format_children(stacks: RankStacks) -> list[str]:
+    if not stacks.children:
+        return []
+    lines = [f"    rank {stacks.rank} (pid {stacks.pid}) waits for a child process:"]
+    ordered = order_children(stacks.children)
+    for child in ordered[:MAX_CHILDREN_SHOWN]:
+        where = f"state {child.state}" + (f", in {child.wait}" if child.wait else "")
+        lines.append(f"      pid {child.pid} ({child.name}), {where}")
+        frames = child_frames(child)
+        for frame in frames[:MAX_CHILD_FRAMES_SHOWN]:
+            lines.append(f"        {frame.function} ({_short(frame)}:{frame.line or '?'})")
+        if len(frames) > MAX_CHILD_FRAMES_SHOWN:
+            lines.append(f"        ... {len(frames) - MAX_CHILD_FRAMES_SHOWN} more")
+        if not frames:
+            lines.append(f"        for its Python stack, run: py-spy dump --pid {child.pid}")
+    if left := ordered[MAX_CHILDREN_SHOWN:]:
+        lines.append(f"      {counted(len(left), 'more child process', 'more child processes')}")
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from launcher.coordinator.job import Job, JobRules, Listen, Order, Send, Silence
 from launcher.monitor.failure.record import unpack
 from launcher.rendezvous.messages import (
+    BACKOFF_STEP,
     DroppedFromJob,
     Examine,
     Examined,
@@ -201,6 +202,7 @@ class Sim:
     def steps(self) -> list[tuple[int, str]]:
         """Of the restart ladder: the attempt that had failed, and the step, as they came to node rank 0."""
         told = [m for node in self.inbox for m in self.inbox[node] if isinstance(m, StepTaken)]
+        told = [message for message in told if message.step != BACKOFF_STEP]
         return [(message.attempt, message.step) for message in sorted(told, key=lambda each: each.attempt)]
 
     def finish(self, node: int = 1) -> Finish | None:

@@ -13,7 +13,7 @@ from bootseer.errors import UsageError
 from bootseer.events import RANK_EXITED, RANK_STARTED, SCRIPT, Event, Kind, Stage
 from bootseer.report.analysis import Analysis, analyse_job
 from bootseer.report.pieces import end_of
-from bootseer.report.report import encode, make_report
+from bootseer.report.report import encode, make_report, stage_rows
 from bootseer.report.text import report_text
 from tests.unit.bootseer.report.made_jobs import analysis_of, event, in_order, span, started, to_event
 
@@ -153,6 +153,20 @@ def test_the_last_start_in_files_that_were_used_before() -> None:
     job = analyse_job(in_order([*first, *second]))
     assert job.attempts[0].first_step_s == 3
     assert any("older start" in note for note in make_report(job, 0).notes)
+
+
+def test_the_pause_before_a_restart_is_no_rendezvous() -> None:
+    first = [*span("rendezvous", 0, 0.1), *span("spawn", 0.1, 0.2), *started(0, 0.1, 1, 50)]
+    met = [*span("rendezvous", 100, 100.1), *span("backoff", 100.1, 102.1), *span("rendezvous", 102.1, 102.2)]
+    again = [*met, *span("spawn", 102.2, 102.3), *started(0, 102.2, 103, 104)]
+    for events in (again, [*first, *again]):
+        found = analyse_job(in_order(events)).attempts[0]
+        assert found.first_step_s == 4, "also in files that were used before"
+        assert {each.stage: round(each.max_s, 3) for each in stage_rows(found)} == {
+            "backoff": 2.0, "rendezvous": 0.2, "spawn": 0.8, "first_step": 1.0,
+        }  # fmt: skip
+        assert "backoff" in [each.label for each in found.path]
+        assert not found.stragglers
 
 
 def test_two_agents_of_one_host_are_one_node() -> None:

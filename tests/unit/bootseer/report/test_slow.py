@@ -141,6 +141,23 @@ def test_rules_that_were_broken() -> None:
     assert [each.rank for each in report.rank_rows] == [0], "it is no event of that rank"
 
 
+def test_hangs_of_all_attempts() -> None:
+    told = "the job hangs (all-idle): rank 1 is in wait_for_lock (train.py:21)"
+    events = [*started(0, 0.0, 1.0, 2.0, node="a"), *started(0, 100.0, 101.0, 102.0, node="a", attempt=1)]
+    for at_s, attempt in ((62.0, 0), (162.0, 1)):
+        attrs = {"report": f"standstill-{attempt}.txt"}
+        events.append(event(at_s, None, "instant", "hang", node="a", error=told, attrs=attrs, attempt=attempt))
+    for shown in (0, 1):
+        report = make_report(analyse_job(in_order(events)), shown)
+        assert [(each.attempt, each.report) for each in report.hangs] == [
+            (0, "standstill-0.txt"),
+            (1, "standstill-1.txt"),
+        ]
+        text = report_text(report)
+        assert f"Hangs\n  attempt 0: noticed after 62.0 s: {told} (standstill-0.txt)\n  attempt 1: " in text
+        assert not any("hang" in note for note in report.notes)
+
+
 def test_what_health_checks_found() -> None:
     events = [*started(0, 0.0, 1.0, 2.0, node="a"), *started(1, 0.0, 1.0, 2.0, node="b")]
     for at_s, node, level, where, free in (

@@ -23,6 +23,7 @@ from launcher.monitor.collectives.ring import RankRing, pack_rings
 from launcher.monitor.failure import notes as failure_notes
 from launcher.ranks import cause
 from launcher.rendezvous.messages import (
+    BACKOFF_STEP,
     Distributions,
     Environment,
     Failure,
@@ -36,6 +37,7 @@ from launcher.rendezvous.messages import (
     Signalled,
     Spare,
     Started,
+    StepTaken,
     Stop,
     Stopped,
     WantEnvironment,
@@ -240,6 +242,17 @@ def test_a_node_that_leaves_may_have_failed_before_it_said_so() -> None:
     sim.say(2, Leave("its supervisor process was killed"))
     assert not sim.finish(1)
     assert sim.ranks() == {1: 0}
+
+
+def test_all_nodes_get_the_pause_before_a_restart() -> None:
+    sim = fixed(2, max_restarts=5, backoff_s=10.0)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1)  # started again at once
+    sim.fail(1)
+    for node in (1, 2):
+        pauses = [m for m in sim.inbox[node] if isinstance(m, StepTaken) and m.step == BACKOFF_STEP]
+        assert [(pause.attempt, pause.text) for pause in pauses] == [(1, "10")]
 
 
 @pytest.mark.parametrize("when", ["stopped", "in the pause"])

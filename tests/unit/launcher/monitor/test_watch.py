@@ -13,12 +13,14 @@ from bootseer.hangs.calls import Call, Group
 from launcher.base.facts import Hang, HangKind, RankFacts
 from launcher.monitor.collectives.accelerators import DeviceUse, pack_uses
 from launcher.monitor.collectives.ring import RankRing, pack_rings
+from launcher.monitor.failure.record import describe_hang, format_record
 from launcher.monitor.hang.settings import HangSettings
 from launcher.monitor.samples.stacks import Frame, RankStacks, Source, group_stacks
 from launcher.monitor.watch import (
     ENOUGH_SAMPLES,
     ROUNDS,
     STACKS_S,
+    TRACE_ADVICE,
     HangFinding,
     HangWatch,
     StackQuery,
@@ -128,6 +130,72 @@ def test_stacks_tell_who_is_apart_better_than_what_ranks_use(
     assert ("by their stacks" in told.why) == (blamed != ranks)
     frozen = BUSY._replace(kind=HangKind.FROZEN)
     assert blame_by_stacks(frozen, groups) == frozen, "the state of a process is certain"
+
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+BACKWARD = (Frame(f"{TORCH}/autograd/graph.py", 979, "_engine_run_backward"), Frame("/job/train.py", 35, "main"))
+REDUCE = (Frame(f"{TORCH}/distributed/distributed_c10d.py", 9, "all_reduce"), Frame("/job/train.py", 37, "main"))
+LOCK = (Frame("/job/train.py", 21, "wait_for_lock"), Frame("/job/train.py", 33, "main"))
+READ = (Frame("/job/data.py", 8, "read"), Frame("/job/train.py", 30, "main"))
+PLACES = {"b": BACKWARD, "r": REDUCE, "l": LOCK, "f": READ}
+
+
+def find_hang(places: str) -> tuple[Hang, HangFinding]:
+    """Return the report of a job whose ranks hang at these places, one letter each."""
+    job = Job(len(places), 1)
+    job.run(60)
+    said: list[WatchMessage] = []
+    while not said:
+        said = job.run(1, steps=False)
+    stacks = {rank: stack(rank, 1)._replace(main=PLACES[place]) for rank, place in enumerate(places)}
+    (finding,) = job.watch.answered(0, 0, pack_stacks(stacks, 10_000))
+    assert isinstance(finding, HangFinding) and job.watch.last is not None
+    return job.watch.last, finding
+
+
+@pytest.mark.parametrize(
+    ("places", "ranks", "sure", "evidence"),
+    [
+        ("bl", (1,), "guess", "the other ranks are in backward"),
+        ("rl", (1,), "likely", "the stacks of these ranks differ"),
+        ("bb", (), "guess", "no rank differs"),
+        ("lf", (), "guess", "no stack is that of most ranks (2 stacks)"),
+        ("br", (), "guess", "no stack is that of most ranks (2 stacks)"),
+        ("bbl", (2,), "likely", "the stacks of these ranks differ"),
+        ("brl", (2,), "guess", "the other ranks are in backward"),
+        ("blf", (), "guess", "no stack is that of most ranks (3 stacks)"),
+        ("bbbbbbbl", (7,), "likely", "the stacks of these ranks differ"),
+        ("bbbbrrlf", (6, 7), "guess", "the other ranks are in backward"),
+        ("bbblllll", (0, 1, 2), "guess", "the stacks of these ranks differ"),
+    ],
+)
+def test_the_verdict_on_ranks_by_their_places(
+    places: str, ranks: tuple[int, ...], sure: str, evidence: str
+) -> None:
+    hang, finding = find_hang(places)
+    assert hang.ranks == ranks
+    record = describe_hang(hang, finding.line)
+    assert record["culprit_sure"] == sure
+    assert record["culprit_sure_why"].startswith(evidence)
+    assert json.loads(zlib.decompress(finding.data))["ranks"] == list(ranks)
+    text = format_record(record)
+    assert "no rank differs from" not in text
+    assert ("no rank is named" in text) == (not ranks)
+    assert (finding.text.endswith(f"\n{TRACE_ADVICE}\n")) == (sure == "guess")
+
+
+def test_the_line_has_the_users_lines() -> None:
+    _, finding = find_hang("bl")
+    assert finding.line.startswith(
+        "the job hangs (all-idle): 2 ranks have 2 different stacks: rank 0 is in backward, called at train.py:35"
+        " (DDP and FSDP communicate there), rank 1 is in wait_for_lock (train.py:21); guess: rank 0"
+        " waits for rank 1; no rank has made a step for "
+    )
+
+
+def test_a_rank_that_only_its_use_of_the_cpu_sets_apart_has_no_other_stack() -> None:
+    told = blame_by_stacks(BUSY, group_stacks({rank: stack(rank, 9) for rank in range(2)}))
+    assert "stack" not in describe_hang(told, "")["culprit_sure_why"]
 
 
 def test_who_does_not_answer_is_waited_for_a_moment() -> None:
