@@ -621,14 +621,24 @@ def test_hangs(user: User) -> None:
     user.write(
         "train.py",
         """
-import os, threading, time
-import bootseer
-for step in range(100):
-    bootseer.heartbeat(step)
-    time.sleep(0.02)
-if os.environ["RANK"] == "1":
-    time.sleep(1000)
-threading.Event().wait()
+import threading, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+lock = threading.Lock()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def wait_for_lock(step):
+    with lock:
+        time.sleep(0.02)
+    if step == 40 and dist.get_rank() == 1:
+        lock.acquire()
+        lock.acquire()
+
+for step in range(1000):
+    wait_for_lock(step)
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
 """,
     )
     hang = "bootrun --standalone --nproc-per-node 2 --hang-least 2 --log-dir logs"

@@ -18,18 +18,20 @@ EXAMINE_S = 30.0  # a file system may not answer
 _OTHER = "name a store that you can write"
 
 
-def why_unwritable(url: str, *, checks_space: bool = False) -> str:
+def why_unwritable(url: str, *, checks_space: bool = False, needs_parent: bool = False) -> str:
     """Return why a store cannot be written, without a write; "" if it can be, or if that is not known.
 
-    Args: checks_space: examine also the free space, which some file systems do not report.
+    Args: checks_space: examine also the free space, which some file systems do not report. needs_parent: whether
+        the directory above the store has to exist; `bootseer env snapshot` makes it.
     """
     directory = directory_of(url)
     if not directory:
         return ""
     try:
-        return aio.run_sync(aio.run_abandonable(_examine, url, directory, checks_space, timeout_s=EXAMINE_S))
+        why, above = aio.run_sync(aio.run_abandonable(_examine, url, directory, checks_space, timeout_s=EXAMINE_S))
     except (BootseerError, OSError):
         return ""  # later users of the store report it
+    return why or (above if needs_parent else "")
 
 
 def explain_failure(error: BootseerError, url: str) -> str:
@@ -38,7 +40,7 @@ def explain_failure(error: BootseerError, url: str) -> str:
     number = cause.errno if isinstance(cause, OSError) else None
     reason = _reasons(url).get(number or 0, "")
     if number in (errno.ENOENT, errno.ENOTDIR) and directory:
-        reason = why_unwritable(url)
+        reason = why_unwritable(url, needs_parent=True)
     elif not reason and isinstance(error, PermissionDenied):
         reason = f"--env-store {redact(url)}: this user may not write there: {error}; {_OTHER}"
     return reason or f"--env-store {redact(url)}: {error}"
@@ -59,22 +61,23 @@ def _reasons(url: str) -> dict[int, str]:
     }
 
 
-def _examine(url: str, directory: str, checks_space: bool) -> str:
+def _examine(url: str, directory: str, checks_space: bool) -> tuple[str, str]:
+    """Return why a directory cannot be written, and why the one above it is none; "" each if not so."""
     there = directory
     while not os.path.lexists(there) and there != "/":
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         above = "" if there == directory else f": {there}"
-        return f"--env-store {redact(url)}{above} is a file: name a directory"
-    parent = os.path.dirname(directory)
+        return f"--env-store {redact(url)}{above} is a file: name a directory", ""
+    parent, missing = os.path.dirname(directory), ""
     if there not in (directory, parent):
         name = f"--env-store {redact(url)}"
-        return f"{name}: its parent directory {parent} does not exist: make it, or correct the path"
+        missing = f"{name}: its parent directory {parent} does not exist: make it, or correct the path"
     facts, reasons = os.statvfs(there), _reasons(url)
     if facts.f_flag & os.ST_RDONLY:
-        return reasons[errno.EROFS]
+        return reasons[errno.EROFS], missing
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        return reasons[errno.EACCES]
+        return reasons[errno.EACCES], missing
     if checks_space and facts.f_blocks and not facts.f_bavail:
-        return reasons[errno.ENOSPC]
-    return ""
+        return reasons[errno.ENOSPC], missing
+    return "", missing

@@ -58,7 +58,8 @@ def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
 def test_no_parent(tmp_path: Path) -> None:
     url = f"{tmp_path}/a/b"
     reason = f"--env-store {url}: its parent directory {tmp_path}/a does not exist: make it, or correct the path"
-    assert why_unwritable(url) == reason
+    assert why_unwritable(url, needs_parent=True) == reason
+    assert why_unwritable(url) == "", "the first write makes it"
     with pytest.raises(StorageError) as caught, map_os_errors(f"{url}/keys"):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     assert explain_failure(caught.value, url) == reason
