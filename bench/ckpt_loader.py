@@ -44,7 +44,7 @@ def bootseer() -> Loader:
 
 def bootseer_http() -> Loader:
     """The same over HTTP; what fsspec imports before it is timed, we do as well."""
-    for module in ("aio", "checkpoint.io.direct", "checkpoint.versions.striped", "storage.http.store"):
+    for module in ("aio", "checkpoint.io.direct", "checkpoint.versions.resolve", "storage.http.store"):
         importlib.import_module(f"bootseer.{module}")
     return bootseer()
 
