@@ -75,12 +75,13 @@ loop.run_forever()
     assert named(events, "spawn_failed") == [[3, 2, "/no/such/program"]]
 
 
-def test_ranks_that_run_are_known_before_another_one_ends(drive: Drive) -> None:
+@pytest.mark.parametrize("argv", [["false"], ["true"], ["sh", "-c", "kill -9 $$"], ["/no/such/program"]])
+def test_ranks_that_run_are_known_before_another_one_ends(argv: list[str], drive: Drive) -> None:
     """Else the agent would not know that they run, and would neither hold them nor name them to a post-mortem."""
-    events = drive("""
+    events = drive(f"""
 hooks["exited"] = lambda e: e.key == 2 and guard.stop(9, 0.0)
 spawn(1, ["sleep", "100"])
-spawn(2, ["false"])  # ends while the supervisor still starts the others
+spawn(2, {argv!r})  # ends while the supervisor still starts the others
 for key in range(3, 60): spawn(key, ["sleep", "100"])
 loop.run_forever()
 """)
