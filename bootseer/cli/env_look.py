@@ -156,7 +156,8 @@ def gc(
     if done.leased:
         lines.append(f"{done.leased} kept: they are being built")
     if done.recent:
-        lines.append(f"{done.recent} kept: they are in use or new; --force includes those used within two hours")
+        more = "" if force else "; --force includes those used within two hours"
+        lines.append(f"{done.recent} kept: they are in use or new{more}")
     record = done._asdict() | {"removals": [each._asdict() for each in done.removals], "is_dry_run": dry_run}
     print_result(record, as_json, "\n".join(lines))
 

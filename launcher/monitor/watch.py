@@ -426,7 +426,7 @@ class HangWatch:
             found = found._replace(hang=hang._replace(why=f"{hang.why}; {waits.what}"))
         self._was_late = False
         hang = blame_by_stacks(found.hang, group_stacks(self._stacks), find_absent(self._stacks, len(self._facts)))
-        self.last = hang = blame_by_calls(hang, causes)
+        self.last = hang = blame_by_calls(hang, causes, found.hang.why)
         groups = find_groups_in(self._traces, self._layout)
         self._number += 1
         devices = [use for node in sorted(self._devices) for use in self._devices[node]]
@@ -495,10 +495,15 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup], absent: AbsentRank
     blamed = tuple(rank for rank in elsewhere if rank in hang.ranks) or elsewhere or hang.ranks
     if hang.kind in SURE_KINDS and (hang.kind is not HangKind.ALL_SPIN or hang.ranks):
         return hang
-    is_guess = not odd if absent is not None and absent.is_guess else absent is None and _are_waiting(odd, groups)
+    # Without a majority, the others may as well wait for these: work.wait() and loss.item() wait out of sight.
+    is_guess = not odd if absent is not None else _are_waiting(odd, groups)
     why = hang.why
     if absent is not None and is_guess:
-        evidence = f"the other ranks are in backward ({COMMUNICATES}), and this is no proof that they wait"
+        evidence = (
+            f"the other ranks are in backward ({COMMUNICATES}), and this is no proof that they wait"
+            if absent.is_guess
+            else "the other ranks are in torch.distributed, and no stack is that of most ranks"
+        )
         # First: a long line may be shortened.
         why = f"guess: {name_ranks(absent.by)} wait{'s' * (len(absent.by) == 1)} for {name_ranks(blamed)}; {why}"
     elif elsewhere:
@@ -524,14 +529,17 @@ def _are_waiting(odd: Sequence[int], groups: Sequence[StackGroup]) -> bool:
     return bool(odd) and not waits[0] and any(waits)
 
 
-def blame_by_calls(hang: Hang, causes: Sequence[Cause]) -> Hang:
-    """Name the ranks that the traced calls show, if nothing better than a guess names others."""
+def blame_by_calls(hang: Hang, causes: Sequence[Cause], why: str) -> Hang:
+    """Name the ranks that the traced calls show, if nothing better than a guess names others.
+
+    Args: why: without the ranks that stacks have suggested.
+    """
     if not hang.is_guess or not causes or hang.kind is HangKind.SLOW:
         return hang
     if causes[0].sure.value == "unsure" or causes[0].kind.value == "not-traced":
         return hang
     evidence = "their calls of torch.distributed show it"
-    return hang._replace(ranks=causes[0].ranks, evidence=evidence, is_guess=False)
+    return hang._replace(ranks=causes[0].ranks, why=why, evidence=evidence, is_guess=False)
 
 
 def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) -> list[Cause]:

@@ -173,12 +173,18 @@ def test_a_holder_that_died_is_replaced(leases: Callable[..., BuilderLease]) -> 
 def test_a_failure_is_reported_and_not_remembered(leases: Callable[..., BuilderLease]) -> None:
     builder, waiter = leases("builder", PATIENT_S), leases("waiter", PATIENT_S)
     lease = take(builder)
+    searches = 0
+
+    async def search() -> None:
+        nonlocal searches
+        searches += 1
 
     async def wait_and_fail() -> object:
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(lease.keep())
-            waiting = group.create_task(waiter.acquire(KEY, nothing, 60))
-            while not (await builder.look(KEY)).record.beat > 0:  # type: ignore[union-attr]
+            waiting = group.create_task(waiter.acquire(KEY, search, 60))
+            # The second search: it has seen the lease, and waits.
+            while searches < 2 or not (await builder.look(KEY)).record.beat > 0:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
             await lease.release(FAILED, "status 1")
             await keeping

@@ -618,7 +618,7 @@ def test_rm_takes_what_is_named(node: Node) -> None:
     second = node.ask("snapshot", *node.setup)["key"]
     for words in ([first], [first[:7], second], ["--dry-run", second]):
         refused = node("rm", *words, status=1).stderr
-        assert "not deleted: it was used within 2 h" in refused and "--force deletes it" in refused
+        assert "not deleted: it was used or stored within 2 h" in refused and "--force deletes it" in refused
         assert refused.count("\n") == 1 and (first if first in words else second)[:16] in refused
     assert "has no environment of the key" in node("rm", first, KEY, "--force", status=1).stderr
     assert "has no key that begins with" in node("rm", "abcdef", status=1).stderr
@@ -633,7 +633,7 @@ def test_rm_takes_what_is_named(node: Node) -> None:
     env = node.store / "keys" / first / "env-000001.json"
     payload = json.loads(base64.b64decode(json.loads(env.read_text())["payload"]))
     assert time.time() - payload["created_s"] < 200, "its making is a use as well"
-    assert "used within 2 h" in node("rm", first, status=1).stderr
+    assert "used or stored within 2 h" in node("rm", first, status=1).stderr
     done = node.ask("rm", first[:9], first, "--force")
     assert [each["key"] for each in done["removals"]] == [first] and done["freed_bytes"] > 0
     assert not done["is_dry_run"] and not (node.store / "keys" / first).exists()

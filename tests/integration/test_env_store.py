@@ -333,7 +333,9 @@ def test_a_mounted_tree_is_in_use(local: Sides, files: Path, tmp_path: Path) -> 
     wait_until(lambda: not any(thread.name == "env-use" for thread in threading.enumerate()))
     used = tmp_path / "envs" / "keys" / KEY / "used"
     assert used.stat().st_mtime > time.time() - 600, "also for other versions, which know only this one"
-    with pytest.raises(EnvError, match="not deleted: it was used within 2 h, so a job may have it mounted"):
+    with pytest.raises(
+        EnvError, match="not deleted: it was used or stored within 2 h, so a job may have it mounted"
+    ):
         aio.run_sync(remove(local.store, [KEY], time.time(), pause=no_pause))
     assert aio.run_sync(local.env.gc(0, 0.0, time.time(), pause=no_pause)).recent == 1
     done = aio.run_sync(remove(local.store, [KEY], time.time(), is_forced=True, pause=no_pause))

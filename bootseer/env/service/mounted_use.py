@@ -11,12 +11,13 @@ import time
 
 from bootseer import aio
 from bootseer.env.store.store import HELD_S, EnvStore, FoundSnapshot
-from bootseer.errors import BootseerError, PermissionDenied
+from bootseer.errors import PermissionDenied
 from bootseer.jitter import jitter
 from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
+FIRST_S = 60.0  # the first record: not all nodes at once
 RETRY_S = 300.0  # after a failure
 
 
@@ -36,19 +37,22 @@ class MountedUse:
         self._store, self._found, self._guess = store, found, guess
         self._every_s, self._retry_s = every_s, retry_s
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name="env-use", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="env-use", daemon=True).start()
+        except RuntimeError as error:  # too many processes
+            _log.warning("the use of the mounted environment is not recorded in its store: %s", error)
 
     def close(self) -> None:
         """Renew it no more."""
         self._ended.set()
 
     def _run(self) -> None:
-        wait_s, has_failed = 0.0, False
+        wait_s, has_failed = jitter() * min(FIRST_S, self._every_s), False  # a lookup has stamped it
         while not self._ended.wait(wait_s):
             try:
                 aio.run_sync(self._store.hold(self._found, time.time(), self._guess))
                 wait_s, has_failed = self._pause_s(), False
-            except BootseerError as error:
+            except Exception as error:  # any store: without this thread the environment could be deleted
                 if not has_failed and not isinstance(error, PermissionDenied):  # nodes may be readers only
                     _log.warning("the use of the mounted environment is not recorded in its store: %s", error)
                 wait_s, has_failed = self._retry_s, True

@@ -161,13 +161,15 @@ async def remove(
     recent = [each.facts.key for each in looked if is_recent(each.facts, now_s)]
     if recent and not is_forced:
         raise EnvError(
-            f"{_named(recent)}: not deleted: it was used within {format_time(RECENT_S)}, so a job may have it"
-            " mounted; --force deletes it"
+            f"{_named(recent)}: not deleted: it was used or stored within {format_time(RECENT_S)}, so a job may"
+            " have it mounted; --force deletes it"
         )
     removals = [Removal(each.facts.key, (), each.facts.stored_bytes, "was named") for each in looked]
     if not is_dry:
         seen = {each.facts.key: each.lease for each in looked}
-        removals = [each for each in removals if await _remove(store, leases, each, seen)]
+        gone = [each for each in removals if await _remove(store, leases, each, seen)]
+        if kept := {each.key for each in removals} - {each.key for each in gone}:
+            raise EnvError(f"{_named(kept)}: not deleted: it is being built; repeat this after the build")
     return RemoveResult(removals, sum(each.freed_bytes for each in removals))
 
 

@@ -68,6 +68,8 @@ def _examine(url: str, directory: str, checks_space: bool) -> tuple[str, str]:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         above = "" if there == directory else f": {there}"
+        if os.path.islink(there):
+            return f"--env-store {redact(url)}{above} is a link to nothing: mount or make {os.readlink(there)}", ""
         return f"--env-store {redact(url)}{above} is a file: name a directory", ""
     parent, missing = os.path.dirname(directory), ""
     if there not in (directory, parent):

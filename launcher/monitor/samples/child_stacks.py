@@ -9,16 +9,24 @@ Children younger than MIN_AGE_S get none: they may be about to exec. Of all othe
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from contextlib import suppress
 
-from bootseer.linux.processes import list_children, read_process
+from bootseer.linux.processes import read_process
 from launcher.monitor.samples.processes import is_same_file, read_signals, read_wait
 from launcher.monitor.samples.stacks import MAX_CHILDREN, ChildProcess, find_main, parse_stacks
 from launcher.ranks.stats_page import StatsPage
 
 MIN_AGE_S = 2.0
-CHILD_S, CHILDREN_S = 0.5, 1.5  # for one child to answer, and for all of a rank
+CHILD_S, CHILDREN_S = 3.0, 4.0  # for one child to answer, and for all of a rank
+MAX_THREADS = 1024
+# Waits of programs in the kernel. In others the child may be within execve, after which the signal would end it.
+_WAITS = re.compile(
+    r"(?:futex_|poll_schedule|do_poll|do_select|ep_poll|pipe_read|anon_pipe_read|unix_stream|sk_wait|wait_woken"
+    r"|hrtimer_nanosleep|do_nanosleep|do_wait|do_sigtimedwait|sigsuspend|inet_csk_accept)"
+)
 MAX_LISTED = 256
 MAX_READ_BYTES = 256 << 10
 ANSWERING = ("S", "R")  # states in which a process runs a handler at once
@@ -32,7 +40,7 @@ class ChildStacks:
         """Args: page: of the rank, None: no child gets a signal."""
         self._pid, self._page, self._fd = pid, page, fd
         self._until_s = now_s + CHILDREN_S
-        self._left = sorted(list_children(pid)[:MAX_LISTED])[:MAX_CHILDREN]
+        self._left = sorted(_list_children(pid)[:MAX_LISTED])[:MAX_CHILDREN]
         self._found: list[ChildProcess] = []
         self._asked: ChildProcess | None = None
         self._asked_until_s = 0.0
@@ -69,6 +77,8 @@ class ChildStacks:
         page = self._page
         if page is None or not page.stacks_signal or child.state not in ANSWERING:
             return False
+        if child.state != "R" and not _WAITS.match(child.wait):
+            return False
         try:
             pidfd = os.pidfd_open(child.pid)  # from here on the signal reaches no other process
         except OSError:
@@ -95,3 +105,16 @@ class ChildStacks:
         text = os.pread(self._fd, min(self._size - self._begin, MAX_READ_BYTES), self._begin)
         threads = parse_stacks(text.decode("ascii", "replace"))
         return child._replace(main=find_main(threads, self._page.main_thread))
+
+
+def _list_children(pid: int) -> list[int]:
+    """Return the children that any thread of a process has started."""
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    for thread in threads[:MAX_THREADS]:
+        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
+            found += map(int, file.read().split())
+    return found

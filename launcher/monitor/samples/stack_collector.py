@@ -297,6 +297,7 @@ class StackCollector:
         self._running: list[_PySpy] = []
         self._of_children: list[tuple[ChildStacks, _RankQuery, RankStacks]] = []  # of ranks that wait for one
         self._known_children: dict[int, tuple[float, tuple[ChildProcess, ...]]] = {}  # by rank, since when
+        self._with_late: set[int] = set()  # a child may still write into their files: no more signals to children
         self._until_s = 0.0
 
     @property
@@ -356,7 +357,7 @@ class StackCollector:
         elif now_s < since_s + CHILDREN_VALID_S:
             self._take(asked, found._replace(children=children))
         else:
-            page = asked.page if found.source is Source.HANDLER else None
+            page = asked.page if found.source is Source.HANDLER and asked.rank not in self._with_late else None
             self._of_children.append((ChildStacks(asked.pid, page, asked.fd, now_s), asked, found))
 
     def _look_at_children(self) -> None:
@@ -366,6 +367,8 @@ class StackCollector:
             children = query.look(now_s)
             if children is not None:
                 self._of_children.remove(each)
+                if query.is_unanswered:
+                    self._with_late.add(asked.rank)
                 self._known_children[asked.rank] = now_s, children
                 self._take(asked, found._replace(children=children))
 

@@ -157,7 +157,9 @@ def find_hang(places: str) -> tuple[Hang, HangFinding]:
     ("places", "ranks", "sure", "evidence"),
     [
         ("bl", (1,), "guess", "the other ranks are in backward"),
-        ("rl", (1,), "likely", "the stacks of these ranks differ"),
+        ("rl", (1,), "guess", "the other ranks are in torch.distributed, and no stack is that of most"),
+        ("rrll", (2, 3), "guess", "the other ranks are in torch.distributed, and no stack is that of most"),
+        ("rrrl", (3,), "likely", "the stacks of these ranks differ"),
         ("bb", (), "guess", "no rank differs"),
         ("lf", (), "guess", "no stack is that of most ranks (2 stacks)"),
         ("br", (), "guess", "no stack is that of most ranks (2 stacks)"),
