@@ -17,7 +17,6 @@ from bootseer.logs import get_logger
 
 _log = get_logger(__name__)
 
-FIRST_S = 60.0  # the first record: not all nodes at once
 RETRY_S = 300.0  # after a failure
 
 
@@ -47,7 +46,7 @@ class MountedUse:
         self._ended.set()
 
     def _run(self) -> None:
-        wait_s, has_failed = jitter() * min(FIRST_S, self._every_s), False  # a lookup has stamped it
+        wait_s, has_failed = 0.0, False
         while not self._ended.wait(wait_s):
             try:
                 aio.run_sync(self._store.hold(self._found, time.time(), self._guess))
