@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -117,8 +118,10 @@ class Project:
 
     def become_another(self) -> None:
         """A node that has the same project and nothing else."""
-        shutil.rmtree(self.top / "home", ignore_errors=True)
-        (self.top / "home").mkdir()
+        # Moved, not removed: a child that set-up left (pip asks `rustc` for its version) may still write in it.
+        home = self.top / "home"
+        home.rename(Path(tempfile.mkdtemp(prefix="earlier-", dir=self.top)) / "home")
+        home.mkdir(exist_ok=True)
         for path in self.out.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
