@@ -231,6 +231,19 @@ def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str =
         time.sleep(0.01)
 
 
+def wait_threads_back() -> None:
+    """Until no call hangs any more; idle threads end then."""
+
+    from bootseer import aio
+
+    def are_gone() -> bool:
+        aio.close()
+        counts = aio.statistics()
+        return counts["abandoned"] == counts["apart_threads"] == counts["io_threads"] == 0
+
+    wait_until(are_gone, 10.0)
+
+
 def find_free_port() -> int:
     """A TCP port that nobody uses, below those that the kernel gives to connections in the meantime."""
     while True:

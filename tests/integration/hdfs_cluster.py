@@ -146,17 +146,6 @@ async def write(
     return seconds, error, seen
 
 
-def wait_threads_back() -> None:
-    """Until no call hangs any more; idle threads end then."""
-
-    def are_gone() -> bool:
-        aio.close()
-        counts = aio.statistics()
-        return counts["abandoned"] == counts["apart_threads"] == counts["io_threads"] == 0
-
-    wait_until(are_gone, 10.0)
-
-
 def forgive_native(leaks: LeakCheck) -> None:
     """hdfs-native keeps connections to DataNodes in a cache that cannot be closed; those are no leak of ours.
 

@@ -22,6 +22,7 @@ from bootseer.storage.hdfs.store import HdfsStore
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
+from tests.support import wait_threads_back
 from tests.testing.minihdfs import MiniHdfs
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def payload() -> bytes:
 @pytest.fixture(autouse=True)
 def settled(leaks: LeakCheck) -> Iterator[None]:
     yield
-    hdfs_cluster.wait_threads_back()
+    wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 

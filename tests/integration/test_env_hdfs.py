@@ -18,6 +18,7 @@ from bootseer.storage.hdfs.store import HdfsStore
 from tests.env_parts import ADA, ADAS, build_into, document, make_snapshot, write_environment
 from tests.integration import hdfs_cluster
 from tests.leaks import LeakCheck
+from tests.support import wait_threads_back
 from tests.testing.minihdfs import MiniHdfs
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ BEAT_S = 0.5
 @pytest.fixture(autouse=True)
 def quiet(leaks: LeakCheck) -> Iterator[None]:
     yield
-    hdfs_cluster.wait_threads_back()
+    wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 

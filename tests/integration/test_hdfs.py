@@ -26,6 +26,7 @@ from bootseer.storage.hdfs.store import HdfsStore
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
+from tests.support import wait_threads_back
 from tests.testing import store_suite
 from tests.testing.minihdfs import MiniHdfs
 from tests.testing.store_suite import MakeStore, ReadingSuite, StoreSuite, pattern, runs
@@ -38,7 +39,7 @@ roots = itertools.count()
 @pytest.fixture(autouse=True)
 def settled(leaks: LeakCheck) -> Iterator[None]:
     yield
-    hdfs_cluster.wait_threads_back()
+    wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 

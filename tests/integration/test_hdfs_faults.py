@@ -21,6 +21,7 @@ from bootseer.storage.hdfs.store import HdfsStore
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
+from tests.support import wait_threads_back
 from tests.testing.minihdfs import DataNode, MiniHdfs
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def usual_s(hdfs: MiniHdfs) -> float:
 def settled(request: pytest.FixtureRequest, leaks: LeakCheck) -> Iterator[None]:
     """After each test all threads that hung are back."""
     yield
-    hdfs_cluster.wait_threads_back()
+    wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 
@@ -200,7 +201,7 @@ def test_killed_servers(tmp_path: os.PathLike[str], leaks: LeakCheck, usual_s: f
                 hdfs.restart(node)
 
         _namenode_gone_and_back(hdfs, usual_s)
-        hdfs_cluster.wait_threads_back()
+        wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 

@@ -16,15 +16,15 @@ import pytest
 from bootseer import aio
 from bootseer.errors import NotFound, Unavailable
 from bootseer.tuning import DEFAULTS
-from tests.support import wait_until
+from tests.support import wait_threads_back, wait_until
 
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """Every test leaves no hanging call behind."""
+    """Every test begins and ends without threads: their numbers are compared."""
+    wait_threads_back()
     yield
-    wait_until(lambda: aio.statistics()["abandoned"] == 0, 10.0)
-    aio.close()
+    wait_threads_back()
 
 
 class Block:
