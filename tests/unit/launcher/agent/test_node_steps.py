@@ -358,8 +358,9 @@ def test_checks_that_find_something(loop: Loop) -> None:
 
 
 @pytest.mark.leaks
-def test_checks_that_do_not_end_are_a_finding(loop: Loop) -> None:
-    found, is_whole = look(loop, [], 0.01)
+def test_checks_that_do_not_end_are_a_finding(loop: Loop, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    found, is_whole = look(loop, [], 0.01, PYTHONPATH=str(tmp_path))
     assert is_whole  # that they hang is what was found
     assert [(each.check, each.level) for each in found][-1] == ("checks", HUNG)
     assert "no end within 0.01 s" in found[-1].line()
