@@ -56,7 +56,7 @@ def stripe(
     quiet: Quiet = False,
 ) -> None:
     """Write the newest checkpoint of URL as a new striped version of CKPT."""
-    with ProgressLine("bootseer ckpt stripe", is_quiet=quiet) as line:
+    with ProgressLine("bootseer ckpt stripe", is_quiet=quiet, as_json=as_json) as line:
         done = convert.stripe(
             source, target, unit_bytes=size_of(unit, "--unit"), stripes=stripes, step=step, keep=keep,
             options=_options(target, replication), progress=line, on_passed=_warn,
@@ -78,7 +78,7 @@ def unstripe(
     quiet: Quiet = False,
 ) -> None:
     """Write the files of the newest checkpoint of URL as plain files that every tool can read."""
-    with ProgressLine("bootseer ckpt unstripe", is_quiet=quiet) as line:
+    with ProgressLine("bootseer ckpt unstripe", is_quiet=quiet, as_json=as_json) as line:
         options = _options(target, replication)
         done = convert.unstripe(source, target, options=options, progress=line, on_passed=_warn)
     print_result(done._asdict() | {"seconds": line.elapsed_s}, as_json, _sum(done, line))
@@ -128,7 +128,7 @@ def list_(
 def verify(url: Url, as_json: Json = False, quiet: Quiet = False) -> None:
     """Verify every byte of the newest version by checksums, and the formats of its files. Status 1: faults."""
     passed: list[str] = []
-    with ProgressLine("bootseer ckpt verify", is_quiet=quiet) as line:
+    with ProgressLine("bootseer ckpt verify", is_quiet=quiet, as_json=as_json) as line:
 
         async def run() -> tuple[Pinned, Any]:
             async with convert.opened(url) as (store, path):
@@ -186,7 +186,7 @@ def prefetch(
     Programs of this user find it by variables, which COMMAND gets, and which are printed without COMMAND.
     """
     with NodeArena(url, size_of(memory, "--memory")) as arena:
-        with ProgressLine("bootseer ckpt prefetch", is_quiet=quiet) as line:
+        with ProgressLine("bootseer ckpt prefetch", is_quiet=quiet, as_json=as_json) as line:
             environ = arena.load(line)
         if command:
             arena.follow()

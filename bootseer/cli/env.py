@@ -35,7 +35,6 @@ from bootseer.cli.env_words import (
     to_flags,
 )
 from bootseer.cli.image_words import (
-    CountLine,
     Json,
     Key,
     Quiet,
@@ -44,6 +43,7 @@ from bootseer.cli.image_words import (
     print_result,
     short,
 )
+from bootseer.cli.progress import ProgressLine
 from bootseer.counted import counted, format_bytes, format_time
 from bootseer.errors import UsageError
 
@@ -89,7 +89,7 @@ def snapshot(
     )  # fmt: skip
     spec = make_spec(flags, os.environ, os.getcwd())
     options = SnapshotOptions(Signing(key, unsigned), rebuild, os.path.abspath(log) if log else "", threads)
-    line = CountLine("bootseer env snapshot", is_quiet=quiet)
+    line = ProgressLine("bootseer env snapshot", is_quiet=quiet, as_json=as_json)
     with line:
         made = make(
             spec,
@@ -156,7 +156,7 @@ def restore(
         raise UsageError("both a key and --setup are given; give only one")
     if not key and not has_commands(flags, os.environ, os.getcwd()):
         raise UsageError("no environment is named; give its key (`bootseer env list`), or --setup as in the job")
-    line = CountLine("bootseer env restore", is_quiet=quiet)
+    line = ProgressLine("bootseer env restore", is_quiet=quiet, as_json=as_json)
     with line:
         if key:
             done = restore_key(store_url(env_store, config), key, directories, os.environ, count=line.count)

@@ -106,7 +106,7 @@ def verify(
     """Verify every block of environments (default: of all); status 1 if there is any fault."""
     from bootseer.env.commands.look import verify as check
 
-    with ProgressLine("bootseer env verify", is_quiet=quiet) as line:
+    with ProgressLine("bootseer env verify", is_quiet=quiet, as_json=as_json) as line:
         found = check(store_url(env_store, config), keys or (), os.environ, progress=line)
     lines = [text for each in found for text in _verdict_lines(each)]
     record = {"environments": [_verdict_record(each) for each in found], "seconds": line.elapsed_s}

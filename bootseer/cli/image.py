@@ -12,7 +12,6 @@ import typer
 
 from bootseer.cli import image_hot, image_node, running
 from bootseer.cli.image_words import (
-    CountLine,
     Json,
     Key,
     Name,
@@ -87,7 +86,7 @@ def build(
         name=name, signing=Signing(key, unsigned), hot=hot, hot_name=hot_name, platform=platform,
         reference=reference, owner=_owner(owner), crosses_mounts=cross_mounts, threads=threads,
     )  # fmt: skip
-    line = CountLine("bootseer image build", is_quiet=quiet)
+    line = ProgressLine("bootseer image build", is_quiet=quiet, as_json=as_json)
     with line:
         built = build_tree(source, target, options, line.count)
     found = built.statistics
@@ -133,7 +132,7 @@ def push(
     options = TransferOptions(
         source_name, name, Signing(key, unsigned), as_is=as_is, has_traces=not no_traces, subject=subject
     )
-    with ProgressLine("bootseer image push", is_quiet=quiet) as line:
+    with ProgressLine("bootseer image push", is_quiet=quiet, as_json=as_json) as line:
         done = push_tree(source, target, options, line)
     text = (
         f"{done.reference}\ntree {done.digest}: {format_bytes(done.size)}, {format_bytes(done.moved_bytes)} sent,"
@@ -166,7 +165,7 @@ def pull(
     from bootseer.image.commands.transfer import pull as pull_tree
 
     options = TransferOptions(source_name, name, Signing(key, unsigned), as_is=as_is, has_traces=not no_traces)
-    with ProgressLine("bootseer image pull", is_quiet=quiet) as line:
+    with ProgressLine("bootseer image pull", is_quiet=quiet, as_json=as_json) as line:
         done = pull_tree(source, target, options, line)
     text = (
         f"tree {done.digest}: {format_bytes(done.size)}, {format_bytes(done.moved_bytes)} received,"
@@ -220,7 +219,7 @@ def verify(url: Url, name: Name = "", as_json: Json = False, quiet: Quiet = Fals
     """Verify every block of the store against the index; ends with status 1 if there is any fault."""
     from bootseer.image.commands.look import verify as check
 
-    with ProgressLine("bootseer image verify", is_quiet=quiet) as line:
+    with ProgressLine("bootseer image verify", is_quiet=quiet, as_json=as_json) as line:
         found = check(url, name=name, progress=line)
     lines = [
         f"{each.pack}: {each.what}"

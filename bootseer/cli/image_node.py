@@ -167,7 +167,7 @@ def prefetch(
     from bootseer.image.commands.node import prefetch as fetch
     from bootseer.image.commands.traces import check_workload
 
-    with ProgressLine("bootseer image prefetch", is_quiet=quiet) as line:
+    with ProgressLine("bootseer image prefetch", is_quiet=quiet, as_json=as_json) as line:
         done = fetch(
             url,
             name=name,
@@ -217,7 +217,7 @@ def materialise(
         resume,
         os.path.abspath(ready) if ready else "",
     )
-    with ProgressLine("bootseer image materialise", is_quiet=quiet) as line:
+    with ProgressLine("bootseer image materialise", is_quiet=quiet, as_json=as_json) as line:
         found = unpack(url, directory, options, line)
     done = found.done
     record: dict[str, Any] = {

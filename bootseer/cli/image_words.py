@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Annotated, Any
 
 import typer
 
-from bootseer.cli.progress import LOG_EVERY_S, TERMINAL_EVERY_S, ProgressLine
 from bootseer.cli.sizes import parse_size
-from bootseer.counted import counted, format_bytes
 
 Url = Annotated[
     str,
@@ -28,35 +25,6 @@ Key = Annotated[str, typer.Option("--key", metavar="FILE", help="Private key to 
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Omit progress")]
-
-
-class CountLine(ProgressLine):
-    """Progress of work of unknown size: `bootseer image build: 1.2 GB in 3,400 files, 140 MB/s`."""
-
-    files = 0
-
-    def count(self, size: int, files: int) -> None:
-        """Add bytes and files."""
-        self.files += files
-        self(self.done + size, 0)
-
-    def __call__(self, done: int, total: int) -> None:
-        if total:
-            super().__call__(done, total)
-            return
-        self._draw(done, f"{format_bytes(done)} in {counted(self.files, 'file')}")
-
-    def _draw(self, done: int, what: str) -> None:
-        self.done = done
-        now_s = time.monotonic()
-        every_s = TERMINAL_EVERY_S if self._is_terminal else LOG_EVERY_S
-        if self._is_quiet or now_s - self._shown_s < every_s:
-            return
-        self._shown_s = now_s
-        text = f"{self._what}: {what}, {self.rate()}"
-        self._stream.write(f"\r\x1b[K{text}" if self._is_terminal else f"{text}\n")
-        self._is_drawn = self._is_terminal
-        self._stream.flush()
 
 
 def print_message(line: str) -> None:

@@ -55,7 +55,7 @@ def _once(options: Options, args: argparse.Namespace) -> int:
         )
     limit = WarmLimits(options.max_bytes, options.max_bytes_per_s, options.hold_s)
     say = _quiet if args.quiet else _say
-    with _Progress(args.quiet) as progress, sent_to(say):
+    with _Progress(args.quiet, options.as_json) as progress, sent_to(say):
         warmer = Warmer(spec, limit, say, progress)
         with closing(warmer):
             found = warmer.run(options.only)
@@ -80,7 +80,7 @@ def _show(spec: LaunchSpec, options: Options, found: Sequence[Warmed]) -> None:
 def _daemon(options: Options, is_quiet: bool) -> int:
     from launcher.warm.daemon import Daemon
 
-    with _Progress(is_quiet) as progress:
+    with _Progress(is_quiet, options.as_json) as progress:
         return Daemon(options, _say, progress).run()
 
 
@@ -96,8 +96,8 @@ def _status(options: Options) -> int:
 class _Progress:
     """The progress line of the current stage."""
 
-    def __init__(self, is_quiet: bool) -> None:
-        self._is_quiet = is_quiet
+    def __init__(self, is_quiet: bool, as_json: bool) -> None:
+        self._is_quiet, self._as_json = is_quiet, as_json
         self._stage = ""
         self._line: ProgressLine | None = None
 
@@ -105,7 +105,8 @@ class _Progress:
         if self._line is None or stage != self._stage:
             self.__exit__()
             self._stage = stage
-            self._line = ProgressLine(f"{NAME}: {stage}", is_quiet=self._is_quiet).__enter__()
+            line = ProgressLine(f"{NAME}: {stage}", is_quiet=self._is_quiet, as_json=self._as_json)
+            self._line = line.__enter__()
         self._line(done, total)
 
     def __enter__(self) -> _Progress:
