@@ -40,6 +40,7 @@ BENCHES = {
     "peers": "six nodes start at once, with and without each other's help; one lying, slow, killed (root)",
     "report": "a report on 1,000 nodes with 8 ranks each: time, memory, size of the page",
     "pressure": "do ranks wait when their output is under pressure (root)",
+    "serve": "bootseer serve beside a job: CPU, memory, steps of ranks; 500 open pages",
     "start": "one job from launch to first step: image, environment, checkpoint, ranks; 1 and 3 nodes (root)",
     "supervise_cost": "what looking at ranks costs: a step, a heartbeat, a look of the agent, stacks",
     "trace": "what tracing of collectives costs a call; 13 hangs and failures over process groups: who is named",

@@ -66,6 +66,7 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.problems: list[str] = []
+        self._origin = "file://"  # what a page may load from
         targets = self.call("Target.getTargets")["targetInfos"]
         page = next(each["targetId"] for each in targets if each["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
@@ -91,12 +92,35 @@ class Browser:
     def open(self, path: str) -> float:
         """Shows a file; returns the seconds until its script, if it has one, was done."""
         began_s = time.monotonic()
+        self._origin = "file://"
         self.call("Page.navigate", url=f"file://{os.path.abspath(path)}")
         while not self._is_ready(os.path.abspath(path)):
             if time.monotonic() - began_s > DEADLINE_S or self.problems:
                 raise BrowserError(f"{path} did not come up: {self.problems}")
             time.sleep(0.02)
         return time.monotonic() - began_s
+
+    def visit(self, url: str, ready: str) -> None:
+        """Shows the page of a server on this machine. Args: ready: expression that is true once it is up."""
+        self.call("Page.navigate", url="about:blank")  # an earlier page may still ask its server
+        self.wait("location.href === 'about:blank'")
+        self.problems.clear()
+        self._origin = url.partition("//")[0] + "//" + url.partition("//")[2].partition("/")[0] + "/"
+        self.call("Page.navigate", url=url)
+        self.wait(ready)
+
+    def wait(self, ready: str) -> None:
+        """Waits until an expression is true."""
+        end_s = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                if self.evaluate(f"Boolean({ready})") is True:
+                    return
+            except BrowserError:
+                pass  # between two pages
+            if time.monotonic() > end_s:
+                raise BrowserError(f"{ready}: not within {DEADLINE_S:g} s; {self.problems}")
+            time.sleep(0.02)
 
     def _is_ready(self, path: str) -> bool:
         try:
@@ -214,5 +238,7 @@ class Browser:
             self.problems.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
             self.problems.append(str(params["args"]))
-        elif method == "Network.requestWillBeSent" and not params["request"]["url"].startswith("file://"):
+        elif method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
+            (self._origin, "data:")
+        ):
             self.problems.append(f"asked the network for {params['request']['url']}")

@@ -52,6 +52,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
         "bootseer/hangs",
     ),
     "report": ("bootseer/report",),
+    "serve": ("launcher/serve", "launcher/status", "launcher/agent/node_status.py"),
     "ckpt": (
         "bootseer/checkpoint",
         "bootseer/storage",

@@ -166,13 +166,13 @@ def connect(
             secret,
         )
         provisions.readiness = networked.head_start
-        node.job_statistics = networked.statistics
+        node.job = networked
         return networked
     from launcher.coordinator.host import JobHost, LocalLink
     from launcher.coordinator.job import Job
 
     job = Job(spec.job_rules())
-    node.job_statistics = job.statistics
+    node.job = job
     link = LocalLink(
         loop, JobHost(loop, job, resolve=provisions.resolve, spoiled=provisions.spoiled), agent.on_message
     )

@@ -24,6 +24,10 @@ def main(argv: list[str]) -> int:
         from launcher.status.command import main as status
 
         return status(argv[1:])
+    if argv and argv[0] == "serve":
+        from launcher.serve.command import main as serve
+
+        return serve(argv[1:])
     if argv and argv[0] == "completion":
         from launcher.completion import main as completion
 
@@ -43,6 +47,7 @@ def main(argv: list[str]) -> int:
     groups.add_parser("run", help="Launch a job on this node: the same as bootrun", add_help=False)
     groups.add_parser("warm", help="Warm this node's caches before a job starts", add_help=False)
     groups.add_parser("status", help="Show the running jobs of this user on this node", add_help=False)
+    groups.add_parser("serve", help="Serve a page, an API and metrics about the running jobs", add_help=False)
     groups.add_parser("completion", help="Print the shell completion of bootrun and bootseer", add_help=False)
     if argv and not argv[0].startswith("-") and argv[0] not in groups.choices:
         import difflib

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.cli.groups import EXAMPLES, GROUPS
 from launcher.cli.parser import complete, get_args_parser
+from launcher.serve.options import make_parser as serve_parser
 from launcher.status.command import make_parser as status_parser
 from launcher.warm.options import make_parser
 
@@ -77,6 +78,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     groups.add_parser(
         "status", parents=[status], add_help=False, conflict_handler="resolve", help=status.description
     )
+    serve = serve_parser()
+    groups.add_parser("serve", parents=[serve], add_help=False, conflict_handler="resolve", help=serve.description)
     own = _own_parser()
     groups.add_parser(
         "completion", parents=[own], add_help=False, conflict_handler="resolve", help=own.description

@@ -107,6 +107,7 @@ class LaunchSpec(NamedTuple):
     give_up_status: int
     steps: StepOptions | None  # of the escalation ladder; None: none requested
     events_dir: str | None
+    dashboard: tuple[str, ...]  # arguments of `bootseer serve`; (): none is started
     quiet: bool
     strict: bool  # end the job on a failure before ranks run, also if there is a fallback
     join_timeout_s: float
@@ -271,6 +272,7 @@ def build_spec(
         give_up_status=_give_up_status(args.give_up_status),
         steps=_steps(args, warnings),
         events_dir=args.events_dir,
+        dashboard=_dashboard(args),
         quiet=args.quiet,
         strict=args.strict,
         join_timeout_s=timing.join_timeout_s,
@@ -284,6 +286,23 @@ def build_spec(
         notes=(note,) if note else (),
         tuning=_tuning(args, environ),
     )
+
+
+def _dashboard(args: Arguments) -> tuple[str, ...]:
+    if not args.dashboard:
+        if args.dashboard_token_file:
+            raise UsageError("--dashboard-token-file needs --dashboard")
+        return ()
+    from launcher.base.listen_address import parse_address
+
+    address = parse_address("" if args.dashboard == "on" else args.dashboard)
+    if args.dashboard_token_file:
+        return str(address), "--token-file", args.dashboard_token_file
+    if not address.is_loopback:
+        raise UsageError(
+            f"--dashboard {address}: other machines can reach it, so give --dashboard-token-file FILE"
+        )
+    return (str(address),)
 
 
 def _config(args: Arguments, environ: Mapping[str, str]) -> str:

@@ -117,6 +117,10 @@ esac
 # Commands that older ones write import re: 4 ms of each start.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.2'
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$what]"
+# The accessibility checks of pages: axe-core is a file in it. What it would be driven by (playwright) is not needed.
+if [ "$what" = test ]; then
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps axe-playwright-python==0.1.8
+fi
 # pip would compile one file after the other; some packages have templates that are no Python.
 "$venv/bin/python" -m compileall -q -q -j 0 "$venv/lib" || true
 touch "$venv/$ready"

@@ -51,6 +51,7 @@ from launcher.supervisor.client import SupervisorClient
 if TYPE_CHECKING:
     from launcher.agent.event_files import EventFile
     from launcher.agent.event_shipping import Shipper
+    from launcher.base.facts import RankFacts
     from launcher.coordinator.host import Resolve, Spoiled
     from launcher.coordinator.run_events import RunEvents
     from launcher.health.network_pairs import NodeNetworkTest
@@ -144,6 +145,10 @@ class Networked:
     def statistics(self) -> dict[str, int | str]:
         """Return the job's statistics at the coordinator, {} elsewhere."""
         return {} if self._job is None else self._job.statistics()
+
+    def newest_facts(self) -> list[tuple[str, RankFacts]]:
+        """Return the newest facts of the job's ranks at the coordinator, [] elsewhere."""
+        return [] if self._job is None else self._job.newest_facts()
 
     def _identify(self, program: RankProgram) -> None:
         """Determine the Python environment and the image of this node's ranks."""

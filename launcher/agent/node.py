@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from launcher.agent.node_checks import NodeChecks
     from launcher.agent.node_observers import RankObservers
     from launcher.agent.node_reports import NodeReports
-    from launcher.agent.node_status import Reported
+    from launcher.agent.node_status import JobInterface, Reported
     from launcher.agent.node_steps import NodeSteps
     from launcher.monitor.failure.files import Rings
     from launcher.monitor.node_watch import NodeWatch
@@ -57,7 +57,7 @@ class Node:
         self._spec = spec
         self.host = os.uname().nodename
         self.event_file: EventFile | None = None  # of this node, in a job on several nodes that writes events
-        self.job_statistics: Callable[[], dict[str, int | str]] = dict  # replaced on the coordinator's node
+        self.job: JobInterface | None = None  # once it is known
         self._group_rank = -1  # of this node in the last attempt that it took part in
         self._finish: messages.Finish | None = None
         self._checks: NodeChecks | None = None  # with --check, or once the coordinator has found something
@@ -78,6 +78,7 @@ class Node:
         lines = UserLines(say, self.complain, self._show_setup)
         self.provisions = NodeProvisions(loop, guard, spec, directories, events, find_agent, lines, mounts)
         self._pages = StatsPages()
+        self._dashboard = self._make_dashboard() if spec.dashboard else NodeFeature()
         began_wall_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
         self._evidence = FailureEvidence(loop, spec, directories, find_agent, say, began_wall_s, self._rings)
 
@@ -89,7 +90,15 @@ class Node:
         if self._steps is not None:
             found.append(NodeFeature(close=self._steps.close))
         observers = () if self._observers is None else self._observers.features
-        return [*found, self._status.feature, *self.provisions.features(), *observers]
+        return [*found, self._status.feature, self._dashboard, *self.provisions.features(), *observers]
+
+    def _make_dashboard(self) -> NodeFeature:
+        from launcher.agent.node_dashboard import NodeDashboard
+
+        def is_coordinator() -> bool:
+            return self.job is not None and bool(self.job.statistics())
+
+        return NodeDashboard(self._loop, self._spec.dashboard, is_coordinator, self.say).feature
 
     # ---- lines for the user ----------------------------------------------------------------------------------
 
@@ -323,10 +332,11 @@ class Node:
 
     # ---- status ----------------------------------------------------------------------------------------------
 
-    def _answer_status(self, then: Callable[[dict[str, Any] | Exception], object]) -> None:
+    def _answer_status(self, request: str, then: Callable[[dict[str, Any] | Exception], object]) -> None:
         from launcher.agent.node_status import NodeStatus
 
-        NodeStatus(self._loop, self._spec, self.agent, self, self._records.began_ns).answer(then)
+        status = NodeStatus(self._loop, self._spec, self.agent, self, self._records.began_ns)
+        (status.answer_ranks if request == "ranks" else status.answer)(then)
 
     def _remove_at_end(self) -> None:
         """Send the supervisor the names of files to remove if bootrun is killed, before the files exist."""
@@ -340,6 +350,11 @@ class Node:
     @property
     def run_dir(self) -> str:
         return self._directories.run
+
+    @property
+    def events_dir(self) -> str:
+        """The directory of events; "" if none are written."""
+        return self._directories.events
 
     @property
     def last_page(self) -> str:

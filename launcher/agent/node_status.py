@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from bootseer.errors import ConfigError
 from launcher.agent.agent import Agent, State
 from launcher.base.facts import RankFacts
 from launcher.base.loop import EventLoop
@@ -21,6 +22,7 @@ from launcher.monitor.samples.sampler import Sampler
 from launcher.ranks.group import Rank, RankGroup, RankState
 from launcher.ranks.stats_page import StatsPage, read_page
 from launcher.spec import LaunchSpec
+from launcher.status.job_ranks import make_columns
 from launcher.status.rates import Rates, find_rates
 
 FORMAT = 1
@@ -33,6 +35,13 @@ class Reported(NamedTuple):
     attempt: int
     line: str
     at_s: float  # of the loop's time
+
+
+class JobInterface(Protocol):
+    """What the coordinator knows of the job; elsewhere nothing."""
+
+    def statistics(self) -> dict[str, int | str]: ...
+    def newest_facts(self) -> list[tuple[str, RankFacts]]: ...
 
 
 class NodeInterface(Protocol):
@@ -55,7 +64,9 @@ class NodeInterface(Protocol):
     @property
     def step(self) -> str: ...
     @property
-    def job_statistics(self) -> Callable[[], dict[str, int | str]]: ...
+    def events_dir(self) -> str: ...
+    @property
+    def job(self) -> JobInterface | None: ...
 
 
 class NodeStatus:
@@ -79,6 +90,15 @@ class NodeStatus:
             first = sampler.look(self._loop.time())
             self._loop.call_later(BETWEEN_LOOKS_S, partial(self._answer_later, sampler, first, then))
 
+    def answer_ranks(self, then: Callable[[dict[str, Any] | Exception], object]) -> None:
+        """Call `then` with the newest facts about all ranks of the job; with an error where they are unknown."""
+        group, job = self._agent.group, self._around.job
+        if job is None or not job.statistics():
+            then(ConfigError("only the node of the coordinator knows all ranks: ask there"))
+            return
+        attempt = None if group is None else group.world.attempt
+        then(make_columns(attempt, job.newest_facts(), self._loop.time()))
+
     def _answer_later(
         self, sampler: Sampler, first: list[RankFacts], then: Callable[[dict[str, Any] | Exception], object]
     ) -> None:
@@ -95,7 +115,7 @@ class NodeStatus:
         agent, spec, around = self._agent, self._spec, self._around
         group, stop = agent.group, agent.last_stop
         ranks = [] if group is None else _ranks(group, rates, self._loop.time())
-        statistics = around.job_statistics()
+        statistics = {} if around.job is None else around.job.statistics()
         return {
             "format": FORMAT,
             "run_id": spec.run_id,
@@ -119,6 +139,7 @@ class NodeStatus:
             "checks": list(around.checks),
             "coordinator": statistics or None,
             "logs": around.run_dir or None,
+            "events": around.events_dir or None,
             "ranks": ranks[:MAX_RANKS],
             "ranks_left_out": max(0, len(ranks) - MAX_RANKS),
         }

@@ -596,6 +596,17 @@ FLAGS: tuple[Flag, ...] = (
         "--events-dir", "Directory for event files; /dev/null for none (default: below the logs)", metavar="DIR"
     ),
     _bootseer_flag(
+        "--dashboard",
+        "Serve a page, an API and metrics about running jobs once the ranks run: on (127.0.0.1:8484), or an "
+        "address for `bootseer serve`; jobs share it",
+        metavar="on|ADDR",
+    ),
+    _bootseer_flag(
+        "--dashboard-token-file",
+        "File with the token for --dashboard, required for an address that other machines reach",
+        metavar="FILE",
+    ),
+    _bootseer_flag(
         "--strict",
         "End the job if an optimization of the start fails before the ranks run; without this, bootrun "
         "logs a warning and takes the normal path",

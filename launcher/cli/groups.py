@@ -15,6 +15,7 @@ examples:
   bootseer replay --hosts hosts.txt --group-size 4 --run "srun ..."    find the faulty machine
   bootseer check --path /data --expect-gpus 8               check this node's health
   bootseer status --watch                                   show the jobs that run here: ranks, steps, restarts
+  bootseer serve                                            show them as a page, with an API and metrics
   bootseer keys make                                        make a key that signs what this user publishes
   bootseer --version
 """

@@ -15,6 +15,7 @@ it. lifecycle.py makes these transitions; this module passes the facts to it and
 from __future__ import annotations
 
 from bootseer.light_stdlib import signal
+from bootseer.light_typing import TYPE_CHECKING
 from launcher.coordinator.attempt import signal_name
 from launcher.coordinator.gathering import Gathering
 from launcher.coordinator.lifecycle import JobLifecycle
@@ -24,6 +25,9 @@ from launcher.coordinator.orders import Listen, Order, Send
 from launcher.coordinator.running import RunningRanks
 from launcher.coordinator.state import OF_ATTEMPT, JobRules, JobState, Phase
 from launcher.rendezvous import messages
+
+if TYPE_CHECKING:
+    from launcher.base.facts import RankFacts
 
 # With what the arguments and results of a Job are made of.
 __all__ = ["Job", "JobRules", "Listen", "Order", "Send", "Silence", "signal_name"]
@@ -63,6 +67,10 @@ class Job:
             "restarts_used": state.restarts.used,
             "membership_changes": state.changes.count,
         }
+
+    def newest_facts(self) -> list[tuple[str, RankFacts]]:
+        """Return the newest facts of each running rank, with the name of its node, by rank."""
+        return self._running.newest_facts() if self._state.phase is Phase.RUNNING else []
 
     def deadline_s(self) -> float | None:
         """Return the next time at which `tick` may have something to do."""

@@ -109,6 +109,17 @@ class RunningRanks:
         """Whether a reported hang has not ended."""
         return self._hangs is not None and self._hangs.last is not None
 
+    def newest_facts(self) -> list[tuple[str, RankFacts]]:
+        """Return the newest facts of each rank, with the name of its node, by rank; [] before the first sample."""
+        found = [] if self._hangs is None else self._hangs.newest()
+        nodes = self._nodes.placed()
+        is_unique = len({node.join.host for node in nodes.values()}) == len(nodes)
+        names = {
+            number: node.join.host if is_unique else f"{node.join.host} (node {node.place})"
+            for number, node in nodes.items()
+        }
+        return [(names[number], facts) for number, facts in found if number in names]
+
     def node_sampled(self, number: int, facts: tuple[RankFacts, ...], now_s: float) -> Iterator[AttemptEnd]:
         if self._hangs is None:
             from launcher.monitor.hang.settings import HangSettings

@@ -213,6 +213,11 @@ class HangWatch:
             self._next_look_s = max(min(now_s, self._next_look_s), self._looked_s + MIN_JUDGE_S)
         return self.tick(now_s)
 
+    def newest(self) -> list[tuple[int, RankFacts]]:
+        """Return the newest facts of each rank that is watched, with the number of its node, by rank."""
+        nodes = {rank: node for node, ranks in self._ranks.items() for rank in ranks}
+        return [(nodes[rank], self._facts[rank]) for rank in sorted(nodes)]
+
     def node_ended(self, node: int) -> None:
         """Note that all ranks of a node have succeeded and are not waited for any more."""
         if self._detector is not None:

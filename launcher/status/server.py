@@ -1,6 +1,7 @@
 """Answers `bootseer status` on the agent's event loop, over a Unix socket in a private directory (places.py).
 
     in      {"do": "status"}        out     {"ok": {...}} or {"error": "...", "kind": "..."}
+            {"do": "ranks"}                 the same, about all ranks (job_ranks.py); on the coordinator's node
 
 Only this user and root may connect. A client can only break its own connection, never the job: nothing here
 blocks, all sizes and times are bounded, and the client gets an error if the status cannot be made.
@@ -26,8 +27,10 @@ MAX_CLIENTS = 16
 CLIENT_S = 10.0  # for a request and its answer
 ACCEPT_AGAIN_S = 1.0  # after no descriptor was free
 
-# Calls back once, at once or later, with the status or with an error.
-Answer = Callable[[Callable[[dict[str, Any] | Exception], object]], object]
+REQUESTS = ("status", "ranks")
+Then = Callable[[dict[str, Any] | Exception], object]
+# Gets a request, and calls back once, at once or later, with its answer or with an error.
+Answer = Callable[[str, Then], object]
 
 
 class StatusServer:
@@ -141,9 +144,10 @@ class _Client:
             return
         self._loop.remove_reader(self._connection.fileno())
         try:
-            if decode(lines[0]).get("do") != "status":
-                raise ConfigError('a request is {"do": "status"}')
-            self._answer(self._tell)
+            request = decode(lines[0]).get("do")
+            if request not in REQUESTS:
+                raise ConfigError('a request is {"do": "status"} or {"do": "ranks"}')
+            self._answer(request, self._tell)
         except InvalidMessageError:
             self._send(from_error(ConfigError("a request is a line of JSON")))
         except BootseerError as error:

@@ -11,7 +11,7 @@ from launcher.ranks.report import clean
 MAX_RANKS = 64  # lines
 _UNKNOWN = "-"
 _COLUMNS = ("rank", "pid", "state", "steps", "step", "steps/s", "last step", "cores", "memory")
-_PROCESS = {"T": "stopped", "t": "traced", "D": "in the kernel", "Z": "ended", "X": "ended"}
+PROCESS = {"T": "stopped", "t": "traced", "D": "in the kernel", "Z": "ended", "X": "ended"}
 
 
 def format_status(status: Mapping[str, Any]) -> list[str]:
@@ -22,7 +22,8 @@ def format_status(status: Mapping[str, Any]) -> list[str]:
         return _UNKNOWN if value is None else clean(str(value))
 
     lines = [f"job {text('run_id')}: {text('script')} (bootrun {text('pid')} on {text('host')})"]
-    lines.append(f"  attempt     {text('attempt')}, {text('state')} for {_span(status.get('attempt_runs_s'))}")
+    runs = format_span(status.get("attempt_runs_s"))
+    lines.append(f"  attempt     {text('attempt')}, {text('state')} for {runs}")
     nodes = f"{text('nodes')}, of which this is node rank {text('node_rank')}; {text('world_size')} ranks"
     if status.get("attempt") is None:
         nodes = f"{text('nodes')} here, at least {text('least_nodes')} required"
@@ -52,7 +53,7 @@ def format_status(status: Mapping[str, Any]) -> list[str]:
 
 def _row(rank: Mapping[str, Any]) -> Sequence[str]:
     state = clean(str(rank.get("state")))
-    process = _PROCESS.get(str(rank.get("process")))
+    process = PROCESS.get(str(rank.get("process")))
     return (
         _plain(rank.get("rank")),
         _plain(rank.get("pid")),
@@ -60,9 +61,9 @@ def _row(rank: Mapping[str, Any]) -> Sequence[str]:
         _plain(rank.get("steps")),
         _plain(rank.get("step")),
         _figure(rank.get("steps_per_s")),
-        _ago(rank.get("since_step_s")),
+        format_ago(rank.get("since_step_s")),
         _figure(rank.get("cores")),
-        _size(rank.get("rss_bytes")),
+        format_size(rank.get("rss_bytes")),
     )
 
 
@@ -81,11 +82,11 @@ def _figure(value: object) -> str:
     return f"{value:.3g}" if _is_number(value) else _UNKNOWN
 
 
-def _ago(value: object) -> str:
-    return f"{_span(value)} ago" if _is_number(value) else _UNKNOWN
+def format_ago(value: object) -> str:
+    return f"{format_span(value)} ago" if _is_number(value) else _UNKNOWN
 
 
-def _span(value: object) -> str:
+def format_span(value: object) -> str:
     if not isinstance(value, int | float) or not _is_number(value):
         return _UNKNOWN
     if value < 120:
@@ -95,7 +96,7 @@ def _span(value: object) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
-def _size(value: object) -> str:
+def format_size(value: object) -> str:
     if not isinstance(value, int | float) or not _is_number(value):
         return _UNKNOWN
     return f"{value / (1 << 30):.2f} GiB" if value >= 1 << 30 else f"{value / (1 << 20):.0f} MiB"

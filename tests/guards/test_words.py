@@ -41,6 +41,8 @@ STANDSTILL = (
     "monitor/failure/notes",
     "monitor/failure/record",
     "monitor/node_watch",
+    "serve/app",
+    "serve/views",
     "status/text",
 )
 # What other programs and versions read, or means another thing: path, word.
@@ -52,6 +54,7 @@ FROZEN = {
     *((f"launcher/{path}.py", "standstill") for path in STANDSTILL),  # a key of records, the name of a file
     ("docs/guide/running.md", "standstill"),
     ("docs/guide/operating.md", "standstill"),
+    ("docs/guide/dashboard.md", "standstill"),
     ("docs/internals/testing.md", "standstill"),  # names of tests
     ("bootseer/mounts/tree_daemon/process.py", "minder"),  # a key of the daemon's state file
     ("bootseer/mounts/tree_daemon/prefetch_worker.py", "bringer"),  # the process's name in ps

@@ -705,6 +705,45 @@ def test_reports(user: User) -> None:
     user.shows("report.md", "env on node0017", report.output)
 
 
+CURL = """
+import sys, urllib.request
+*_, url = sys.argv
+headers = dict(sys.argv[2].split(": ", 1) for _ in sys.argv[1:2] if sys.argv[1] == "-H")
+print(urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20).read().decode())
+"""
+
+
+@runs("dashboard.md", "bootseer serve", "head -c 32 /dev/urandom")
+def test_dashboard(user: User) -> None:
+    """Servers of a block run in the background until the test ends them."""
+    user.stand_in("curl", f"#!{sys.executable}{CURL}")
+    ready = "& echo $! > pid; until curl http://127.0.0.1:PORT/healthz; do sleep 0.05; done"
+    words = {
+        "bootseer serve ": f"bootseer serve PORT {ready}",
+        "--dashboard on": "--dashboard PORT",
+        " 8 ": " 2 ",
+    }
+    served, job = user.run("dashboard.md", "bootseer serve", words)
+    assert f"http://127.0.0.1:{user.port}/" in served.output
+    assert "rank 1 of 2" in job.output
+    mark = os.environ[support.MARK]
+
+    def servers() -> list[str]:
+        return [each.command for each in support.marked_processes(mark)]
+
+    support.wait_until(lambda: len(servers()) == 1, 20, "the end of that of the job, which shares the other one")
+    user.shell("kill $(cat pid)")
+    user.port = support.find_free_port()
+    words = {
+        ":8484 --token-file token": f"127.0.0.1:PORT --token-file token {ready}",
+        "node-a:8484": "127.0.0.1:PORT",
+    }
+    *_, answer = user.run("dashboard.md", "head -c 32", words)
+    assert '{"jobs":[' in answer.output
+    user.shell("kill $(cat pid)")
+    support.wait_until(lambda: not servers(), 20, "their ends")
+
+
 @runs("warm.md", "bootseer warm --jobs")
 @runs("operating.md", "[Service]")
 def test_warm_daemon(user: User) -> None:

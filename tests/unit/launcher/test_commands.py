@@ -12,7 +12,10 @@ from launcher.commands import main
     [
         ("reprot", "unknown command 'reprot': did you mean report?"),
         ("Warm", "did you mean warm?"),
-        ("xyzzy", "choose from ckpt, image, env, keys, replay, report, check, run, warm, status, completion"),
+        (
+            "xyzzy",
+            "choose from ckpt, image, env, keys, replay, report, check, run, warm, status, serve, completion",
+        ),
     ],
 )
 def test_a_mistyped_command(word: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ class Served:
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
-    def _answer(self, then: Any) -> None:
+    def _answer(self, request: str, then: Any) -> None:
         if self.fails == "later":
             self.loop.call_later(0.01, then, RuntimeError("of this answer"))
             return
@@ -258,7 +258,7 @@ def test_its_names_are_reported_before_it_has_them(environ: dict[str, str]) -> N
     loop = Loop()
     try:
         server = StatusServer(
-            loop, environ, lambda _then: None, lambda paths: told.append((paths, os.listdir(directory)))
+            loop, environ, lambda _request, _then: None, lambda paths: told.append((paths, os.listdir(directory)))
         )
         [(paths, there)] = told
         assert (there, paths[0]) == ([], server.path)

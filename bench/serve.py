@@ -1,0 +1,278 @@
+"""`bootseer serve` beside a job of 8 ranks: CPU, memory, the ranks' steps, the agent's CPU; 500 open pages.
+
+The job's ranks compute; a heartbeat each step. In windows that alternate, one page is open and /metrics is read
+each 5 s, or the server is stopped (SIGSTOP) and nobody asks. `serve.step_ratio`: seconds a step with it over
+seconds without, of neighbouring windows. `serve.agent_added_cores`: CPU of bootrun with it less that without.
+CPU and memory are those of the server's process, by /proc, in the windows in which it works.
+
+Then PAGES clients read the stream of events, each over its own connection. A file of the job's events gets
+EVENTS_PER_S lines a second, each with the time at which it is written. `serve.event_lag_ms` is the 99th percentile
+over all clients and events of a round; `serve.dropped_events` counts what a client has not got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from bench.processes import Running
+from bench.record import BenchError, Figures, Target
+
+ROUNDS = 5
+RANKS = 8
+WINDOW_S = 20.0
+SETTLE_S = 1.0  # after the server was stopped or let go
+SCRAPE_S = 5.0
+PAGES = 500
+EVENTS_PER_S, EVENTS = 10, 100
+DEADLINE_S = 60.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+TARGETS = {
+    "serve.cores": Target(at_most=0.005),
+    "serve.rss_mb": Target(at_most=60),
+    "serve.step_ratio": Target(at_least=0.99, at_most=1.01),
+    "serve.agent_added_cores": Target(at_most=0.005),
+    "serve.dropped_events": Target(at_most=0),
+    "serve.event_lag_ms": Target(at_most=250),
+}
+# Steps of some 20 ms of CPU; the number of steps so far goes into a file of the rank's.
+RANK = """
+import os, sys, time, bootseer
+path = os.path.join(sys.argv[1], "steps-" + os.environ["RANK"])
+fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+step = 0
+while not os.path.exists(os.path.join(sys.argv[1], "end")):
+    end_s = time.thread_time() + 0.02
+    while time.thread_time() < end_s:
+        pass
+    step += 1
+    bootseer.heartbeat(step, loss=1.0)
+    os.pwrite(fd, step.to_bytes(8, "little"), 0)
+"""
+
+
+class _Place(NamedTuple):
+    """A job and a server over it."""
+
+    directory: str
+    job: Running
+    server: Running
+    port: int
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=DEADLINE_S) as answer:
+            found: bytes = answer.read()
+            return found
+
+    def steps(self) -> int:
+        """Steps of all ranks so far."""
+        total = 0
+        for rank in range(RANKS):
+            with open(f"{self.directory}/steps-{rank}", "rb") as file:
+                total += int.from_bytes(file.read(8), "little")
+        return total
+
+    def events_dir(self) -> str:
+        (job,) = json.loads(self.get("/api/v1/jobs"))["jobs"]
+        return str(job["events"])
+
+
+class _Window(NamedTuple):
+    """What was seen in one window."""
+
+    step_s: float  # of all ranks together: the time of one step of any rank
+    server_cores: float
+    agent_cores: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Beside the common ones."""
+    parser.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help="seconds of one window")
+    parser.add_argument("--pages", type=int, default=PAGES, help="clients of the stream of events")
+
+
+def run(args: argparse.Namespace) -> Figures:
+    """`args.rounds` rounds of both parts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    samples: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        samples.setdefault(name, []).append(value)
+
+    with _begun() as place:
+        for number in range(args.rounds):
+            ways = (True, False) if number % 2 else (False, True)
+            found = {is_on: _look(place, is_on, args.window) for is_on in ways}
+            on, off = found[True], found[False]
+            note("cores", on.server_cores)
+            note("rss_mb", _rss_bytes(place.server.pid) / 1e6)
+            note("step_ratio", on.step_s / off.step_s)
+            note("agent_added_cores", on.agent_cores - off.agent_cores)
+            note("agent_cores", off.agent_cores)
+        for _ in range(args.rounds):
+            lags_ms, missing = asyncio.run(_watch(place, args.pages))
+            note("event_lag_ms", sorted(lags_ms)[int(len(lags_ms) * 0.99)])
+            note("dropped_events", missing)
+        note("rss_with_pages_mb", _rss_bytes(place.server.pid) / 1e6)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    figures = Figures()
+    for name, values in samples.items():
+        units = {"cores": "cores", "mb": "MB", "ratio": "ratio", "ms": "ms", "events": "events"}
+        figures.add(f"serve.{name}", units[name.rpartition("_")[2]], values)
+    return figures
+
+
+@contextmanager
+def _begun() -> Iterator[_Place]:
+    scripts = os.path.dirname(sys.executable)
+    with tempfile.TemporaryDirectory(prefix="bench-serve-") as directory:
+        os.mkdir(f"{directory}/rt", 0o700)
+        environ = {**os.environ, "BOOTSEER_RUNTIME": f"{directory}/rt"}
+        with open(f"{directory}/rank.py", "w", encoding="utf-8") as file:
+            file.write(RANK)
+        words = ["--standalone", "--nproc-per-node", str(RANKS), "--log-dir", f"{directory}/logs"]
+        argv = [f"{scripts}/bootrun", *words, f"{directory}/rank.py", directory]
+        job = Running(argv, environ, f"{directory}/job.out")
+        server = Running([f"{scripts}/bootseer", "serve", "0"], environ, f"{directory}/serve.out")
+        try:
+            _wait_until(lambda: "http://" in server.text(), server)
+            port = int(server.text().rpartition(":")[2].strip().rstrip("/"))
+            place = _Place(directory, job, server, port)
+            _wait_until(lambda: b'"attempt":0' in place.get("/api/v1/jobs"), job)
+            _wait_until(lambda: all(os.path.exists(f"{directory}/steps-{rank}") for rank in range(RANKS)), job)
+            yield place
+        finally:
+            open(f"{directory}/end", "w").close()
+            os.kill(server.pid, signal.SIGCONT)
+            os.kill(server.pid, signal.SIGTERM)
+            job.wait(DEADLINE_S)
+            server.wait(DEADLINE_S)
+
+
+def _wait_until(is_true: Any, program: Running) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not is_true():
+        if time.monotonic() > end_s:
+            raise BenchError(f"it does not come up: {program.text()[-2000:]}")
+        time.sleep(0.1)
+
+
+# ---- beside the ranks ----------------------------------------------------------------------------------------
+
+
+def _look(place: _Place, is_on: bool, window_s: float) -> _Window:
+    """One window: with one page and scrapes, or with the server stopped."""
+    os.kill(place.server.pid, signal.SIGCONT if is_on else signal.SIGSTOP)
+    return asyncio.run(_measure(place, is_on, window_s))
+
+
+async def _measure(place: _Place, is_on: bool, window_s: float) -> _Window:
+    tasks = []
+    if is_on:
+        tasks = [asyncio.create_task(_read_stream(place.port, "none", [])), asyncio.create_task(_scrape(place))]
+    await asyncio.sleep(SETTLE_S)
+    began_s, steps = time.monotonic(), place.steps()
+    server_s, agent_s = _cpu_s(place.server.pid), _cpu_s(place.job.pid)
+    await asyncio.sleep(window_s)
+    took_s = time.monotonic() - began_s
+    made = place.steps() - steps
+    window = _Window(
+        took_s / max(made, 1),
+        (_cpu_s(place.server.pid) - server_s) / took_s,
+        (_cpu_s(place.job.pid) - agent_s) / took_s,
+    )
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception) and not isinstance(ended, asyncio.CancelledError):
+            raise BenchError(f"a client has failed: {ended!r}")
+    return window
+
+
+async def _scrape(place: _Place) -> None:
+    while True:
+        await asyncio.to_thread(place.get, "/metrics")
+        await asyncio.sleep(SCRAPE_S)
+
+
+def _cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _rss_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES
+
+
+# ---- many pages ----------------------------------------------------------------------------------------------
+
+
+async def _watch(place: _Place, pages: int) -> tuple[list[float], int]:
+    """Milliseconds from the write of each event to each client, and how many did not come."""
+    mark = f"bench-{time.time_ns()}"  # only this round's
+    path = os.path.join(await asyncio.to_thread(place.events_dir), f"agent-{mark}.jsonl")
+    (job,) = json.loads(await asyncio.to_thread(place.get, "/api/v1/jobs"))["jobs"]
+    lags_ms: list[list[float]] = [[] for _ in range(pages)]
+    readers = [asyncio.create_task(_read_stream(place.port, mark, lags)) for lags in lags_ms]
+    await asyncio.sleep(5.0)  # until all have what was before
+    for _ in range(EVENTS):
+        line = {
+            "v": 1, "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), "run_id": job["run_id"],
+            "node": mark, "rank": None, "attempt": 0, "stage": None, "kind": "instant", "name": "bench",
+        }  # fmt: skip
+        with open(path, "ab") as file:
+            file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        await asyncio.sleep(1 / EVENTS_PER_S)
+    end_s = time.monotonic() + 10.0
+    while any(len(lags) < EVENTS for lags in lags_ms) and time.monotonic() < end_s:
+        await asyncio.sleep(0.1)
+    for reader in readers:
+        reader.cancel()
+    ended = await asyncio.gather(*readers, return_exceptions=True)
+    broken = [each for each in ended if not isinstance(each, asyncio.CancelledError)]
+    if broken:
+        raise BenchError(f"{len(broken)} of {pages} streams have ended: {broken[0]!r}")
+    return [lag for lags in lags_ms for lag in lags], sum(max(0, EVENTS - len(lags)) for lags in lags_ms)
+
+
+async def _read_stream(port: int, mark: str, lags_ms: list[float]) -> None:
+    """Reads events until it is cancelled; notes how late those of the node `mark` are."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    try:
+        name = (await asyncio.to_thread(_first_job, port)).encode()
+        writer.write(b"GET /api/v1/jobs/%b/events HTTP/1.1\r\nHost: localhost\r\n\r\n" % name)
+        if b" 200 " not in await reader.readline():
+            raise BenchError("the stream is refused")
+        wanted = f'"node":"{mark}"'.encode()
+        while line := await reader.readline():
+            if line.startswith(b"data: ") and wanted in line:
+                now_ns = time.time_ns()
+                lags_ms.append((now_ns - json.loads(line[6:])["wall_ns"]) / 1e6)
+        raise BenchError("the stream has ended")
+    finally:
+        writer.close()
+
+
+_names: dict[int, str] = {}
+
+
+def _first_job(port: int) -> str:
+    if port not in _names:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/jobs", timeout=DEADLINE_S) as answer:
+            _names[port] = str(json.load(answer)["jobs"][0]["run_id"])
+    return _names[port]

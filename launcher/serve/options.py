@@ -1,0 +1,110 @@
+"""The options of `bootseer serve`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bootseer.errors import ConfigError, UsageError
+from bootseer.secret import read_secret_file
+from launcher.base.listen_address import DEFAULT_HOST, DEFAULT_PORT, Address, parse_address
+from launcher.serve.access import Access
+
+NAME = "bootseer serve"
+SERVER = "bootseer"  # begins the header `Server` of its answers
+MAX_IDLE_S = 30 * 86400.0
+DESCRIPTION = (
+    "Serve a page, an API and metrics about the running jobs of this user on this node. All of it is read-only."
+)
+EPILOG = f"""\
+examples:
+  bootseer serve                                     http://{DEFAULT_HOST}:{DEFAULT_PORT}/, for this node alone
+  bootseer serve :9400 --token-file token            for other machines: each request needs the token
+  bootseer serve :9400 --token-file token --tls-cert cert.pem --tls-key key.pem
+  curl -s {DEFAULT_HOST}:{DEFAULT_PORT}/metrics                   what Prometheus reads
+  curl -s {DEFAULT_HOST}:{DEFAULT_PORT}/api/v1/jobs | jq .        the same as: bootseer status --json
+  curl -sN {DEFAULT_HOST}:{DEFAULT_PORT}/api/v1/jobs/run7/events
+exit status: 0 after a signal, or when idle; 1 if it cannot listen; 2 for a wrong command line or token file
+"""
+
+
+class Options(NamedTuple):
+    """What a server does."""
+
+    address: Address
+    access: Access
+    tls: tuple[str, str] | None  # certificate and key
+    idle_s: float | None  # end after this time without a job
+    all_ranks: bool
+    is_quiet: bool
+    shares: bool  # it is no error that another one listens there
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=NAME, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "address",
+        nargs="?",
+        default="",
+        metavar="ADDR",
+        help=f"HOST:PORT, :PORT or PORT to listen at; port 0: any (default: {DEFAULT_HOST}:{DEFAULT_PORT})",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="File with the token that each request must carry; required unless ADDR is of loopback",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="Certificate chain, as PEM: serve HTTPS")
+    parser.add_argument("--tls-key", metavar="FILE", help="Private key of --tls-cert, as PEM")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Further name of this server that requests may use, such as that of a proxy; may be repeated",
+    )
+    parser.add_argument(
+        "--rank-metrics",
+        choices=("auto", "all"),
+        default="auto",
+        help="Metrics of each rank: of jobs of at most 64 ranks, or of all jobs (default: auto)",
+    )
+    parser.add_argument(
+        "--until-idle",
+        type=float,
+        metavar="S",
+        help="End when no job has run here for S seconds (default: serve until a signal)",
+    )
+    parser.add_argument(
+        "--share", action="store_true", help="End with 0 if another `bootseer serve` listens at ADDR already"
+    )
+    parser.add_argument("--quiet", action="store_true", help="Do not print where it listens")
+    return parser
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Return the options. Raises: UsageError."""
+    args = make_parser().parse_args(argv)
+    if bool(args.tls_cert) != bool(args.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together: give both, or none")
+    if args.until_idle is not None and not 1 <= args.until_idle <= MAX_IDLE_S:
+        raise UsageError(f"--until-idle {args.until_idle:g}: give 1 to {MAX_IDLE_S:.0f} seconds")
+    address = parse_address(args.address)
+    try:
+        token = read_secret_file(args.token_file, "--token-file") if args.token_file else None
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    names = [os.uname().nodename, *args.allow_host]
+    return Options(
+        address,
+        Access(address, token, names),
+        (args.tls_cert, args.tls_key) if args.tls_cert else None,
+        args.until_idle,
+        args.rank_metrics == "all",
+        args.quiet,
+        args.share,
+    )

@@ -1,0 +1,65 @@
+"""The listening server of `bootseer serve`: aiohttp behind the limits of connections.py."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from bootseer.errors import UsageError
+from launcher.serve.app import Dashboard
+from launcher.serve.connections import Connections
+from launcher.serve.options import Options
+
+BACKLOG = 512
+CLOSE_S = 2.0  # for answers that are being sent
+
+
+class Server:
+    """A server that listens, until `close`."""
+
+    def __init__(
+        self, dashboard: Dashboard, connections: Connections, runner: web.AppRunner, server: asyncio.Server
+    ) -> None:
+        self.dashboard, self.connections = dashboard, connections
+        self._runner, self._server = runner, server
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    @classmethod
+    async def start(cls, options: Options, environ: Mapping[str, str]) -> Server:
+        """Begin to listen. Raises: OSError; UsageError for a certificate that cannot be used."""
+        tls = _tls(options)
+        dashboard = Dashboard(environ, options.access, options.all_ranks)
+        runner = web.AppRunner(dashboard.make_app(), access_log=None, shutdown_timeout=CLOSE_S)
+        await runner.setup()
+        assert runner.server is not None
+        dashboard.connections = connections = Connections(runner.server)
+        host, port = options.address
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                connections.make, host, port, ssl=tls, backlog=BACKLOG
+            )
+        except BaseException:
+            await runner.cleanup()
+            raise
+        return cls(dashboard, connections, runner, server)
+
+    async def close(self) -> None:
+        self._server.close()
+        await self._runner.cleanup()
+
+
+def _tls(options: Options) -> ssl.SSLContext | None:
+    if options.tls is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    certificate, key = options.tls
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # a key with a passphrase cannot be used
+    except (OSError, ssl.SSLError) as error:
+        what = error.strerror or str(error)
+        raise UsageError(f"--tls-cert {certificate}, --tls-key {key}: cannot be used: {what}") from None
+    return context

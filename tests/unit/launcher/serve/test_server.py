@@ -1,0 +1,241 @@
+"""The server as clients of all sorts meet it: what it answers, and what a bad one costs others."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from launcher.serve import connections
+from tests.support import wait_until
+from tests.unit.launcher.serve.made_jobs import MadeJob, Served, made_job, make_columns, make_status, served
+from tests.unit.launcher.serve.test_event_log import append, line
+
+TOKEN = b"sixteen-bytes-or-more"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "rt").mkdir(mode=0o700)
+    (tmp_path / "events").mkdir()
+    return {"BOOTSEER_RUNTIME": os.fspath(tmp_path / "rt")}
+
+
+@pytest.fixture
+def job(environ: dict[str, str], tmp_path: Path) -> Iterator[MadeJob]:
+    status = make_status(events=os.fspath(tmp_path / "events"), logs=os.fspath(tmp_path))
+    with made_job(environ, status, make_columns(4)) as made:
+        yield made
+
+
+@pytest.fixture
+def server(environ: dict[str, str], job: MadeJob) -> Iterator[Served]:
+    with served(environ) as made:
+        yield made
+
+
+def error(answer: tuple[int, bytes]) -> tuple[int, str]:
+    return answer[0], json.loads(answer[1])["error"]
+
+
+def test_the_api(server: Served, job: MadeJob, tmp_path: Path) -> None:
+    assert json.loads(server.get("/api/v1/jobs")[1]) == {"jobs": [job.status]}
+    status, body = server.get("/api/v1/jobs/run7")
+    assert (status, json.loads(body)["ranks"]["rank"]) == (200, [0, 1, 2, 3])
+    assert json.loads(server.get("/api/v1/jobs/77")[1])["run_id"] == "run7"
+    assert server.get("/healthz") == server.get("/readyz") == (200, b"ok\n")
+    assert b"bootseer_job_up" in server.get("/metrics")[1]
+    assert isinstance(json.loads(server.get("/api/v1/warm")[1]), dict)
+    (tmp_path / "standstill-0.txt").write_text("rank 2 is in backward\n")
+    assert server.get("/api/v1/jobs/run7/hangs/standstill-0.txt") == (200, b"rank 2 is in backward\n")
+    assert error(server.get("/api/v1/jobs/run7/hangs/standstill-1.txt"))[0] == 404
+    page = server.get("/")[1].decode()
+    assert "<h1" in page
+    assert page == server.get("/jobs/run7")[1].decode()
+    assert server.get("/static/app.js")[1].startswith(b'"use strict"')
+
+
+def test_the_report_of_a_start(server: Served, tmp_path: Path) -> None:
+    assert error(server.get("/api/v1/jobs/run7/report")) == (404, "job run7: its events hold no start yet")
+    for kind, mono_ns in (("begin", 10**9), ("end", 3 * 10**9)):
+        append(
+            tmp_path / "events/agent-a.jsonl",
+            line("spawn", kind=kind, stage="spawn", span="1", mono_ns=mono_ns, wall_ns=time.time_ns()) + b"\n",
+        )
+    wait_until(lambda: server.get("/api/v1/jobs/run7/report")[0] == 200, 20)
+    found = json.loads(server.get("/api/v1/jobs/run7/report")[1])
+    assert found["stages"][0]["max_s"] == 2.0
+    assert error(server.get("/api/v1/jobs/run7/report?attempt=5"))[0] == 404
+    assert error(server.get("/api/v1/jobs/run7/report?attempt=x")) == (400, "attempt: give a number, or last")
+    assert b'stage="spawn"' in server.get("/metrics")[1]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/app.py",
+        "/api/v1/jobs/nothing",
+        "/api/v1/jobs/..%2f..%2fetc",
+        "/api/v1/jobs/run7/hangs/..%2fstandstill-0.txt",
+        "/api/v1/jobs/run7/hangs/%2fetc%2fpasswd",
+        "/api/v1/jobs/run7/hangs/events",
+        "/api/v1/jobs/run7/hangs/standstill-0.txt%00",
+    ],
+)
+def test_nothing_else_is_found(server: Served, path: str, tmp_path: Path) -> None:
+    (tmp_path / "standstill-0.txt").write_text("here")
+    status, why = error(server.get(path))
+    assert status == 404
+    assert why
+
+
+def test_a_report_of_a_hang_is_a_regular_file(server: Served, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "standstill-0.txt")
+    assert error(server.get("/api/v1/jobs/run7/hangs/standstill-0.txt"))[0] == 404
+
+
+def test_names_origins_and_tokens(server: Served, environ: dict[str, str]) -> None:
+    assert error(server.get("/", Host="evil.example"))[0] == 421
+    assert error(server.get("/api/v1/jobs", Origin="http://evil.example"))[0] == 403
+    with served(environ, TOKEN) as guarded:
+        for path in ("/", "/api/v1/jobs", "/metrics", "/static/app.js", "/api/v1/jobs/run7/events", "/nothing"):
+            assert error(guarded.get(path))[0] == 401, path
+            assert error(guarded.get(path, Authorization="Bearer wrong-and-of-some-length"))[0] == 401
+        assert guarded.get("/metrics", Authorization=f"Bearer {TOKEN.decode()}")[0] == 200
+        assert guarded.get("/healthz", Host="10.0.0.1")[0] == 200, "a probe has no token"
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(server: Served) -> None:
+    for path in ("/", "/api/v1/jobs", "/nothing"):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            head = connection.makefile("rb").read().decode().lower()
+        assert "content-security-policy: default-src 'none'" in head
+        assert "x-content-type-options: nosniff" in head
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_it_is_read_only(server: Served, method: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        request = (
+            f"{method} /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )
+        connection.sendall(request.encode())
+        assert b" 405 " in connection.makefile("rb").readline()
+
+
+def test_events_are_streamed_and_resumed(server: Served, tmp_path: Path) -> None:
+    now_ns = time.time_ns()
+    append(tmp_path / "events/agent-a.jsonl", line("first", wall_ns=now_ns) + b"\n")
+
+    def read(last: str) -> tuple[str, str]:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            more = f"Last-Event-ID: {last}\r\n" if last else ""
+            connection.sendall(f"GET /api/v1/jobs/run7/events HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
+            file = connection.makefile("rb")
+            id_ = ""
+            for got in file:
+                if got.startswith(b"id: "):
+                    id_ = got[4:].decode().strip()
+                if got.startswith(b"data: ") and b'"name"' in got and b'"ranks"' not in got:
+                    return id_, str(json.loads(got[6:])["name"])
+        raise AssertionError("the stream has ended")
+
+    first, name = read("")
+    assert name == "first"
+    append(tmp_path / "events/agent-a.jsonl", line("second", wall_ns=now_ns) + b"\n")
+    assert read(first)[1] == "second"
+
+
+def test_a_head_of_a_megabyte_is_refused(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (1 << 20) + b"\r\n\r\n"
+        try:
+            connection.sendall(head)
+            answer = connection.recv(100)
+        except ConnectionError:
+            answer = b""
+    assert b" 200 " not in answer
+    assert server.get("/healthz")[0] == 200
+
+
+def test_idle_and_slow_clients_are_cut_off_and_others_served(
+    environ: dict[str, str], job: MadeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    try:
+        with served(environ) as server, ExitStack() as stack:
+            idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(1000)]
+            dripping = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            assert server.get("/api/v1/jobs")[0] == 200, "beside a thousand that do nothing"
+            began_s = time.monotonic()
+            try:
+                for byte in b"GET / HTTP/1.1\r\nHost: localhost\r\n" * 20:
+                    dripping.sendall(bytes([byte]))
+                    time.sleep(0.05)
+                raise AssertionError("a head that never ends was waited for")
+            except ConnectionError:
+                assert time.monotonic() - began_s < 15.0
+            for each in idle:
+                each.settimeout(20)
+                try:
+                    assert each.recv(1) == b""
+                except ConnectionError:
+                    pass
+            wait_until(lambda: server.server.connections.count == 0, 20, "the end of all connections")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_many_connections_are_refused(
+    environ: dict[str, str], job: MadeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    with served(environ) as server, ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        wait_until(lambda: server.server.connections.count == 3, 20)
+        one_more = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+        try:
+            assert one_more.recv(1) == b""
+        except ConnectionError:
+            pass
+        assert server.server.connections.refused == 1
+    assert job.asked == 0
+
+
+def test_a_client_that_does_not_read_is_cut_off(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ANSWER_S", 0.5)
+    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    columns = make_columns(30_000)
+    with made_job(environ, make_status(), columns), served(environ) as server:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", server.port))
+            slow.sendall(b"GET /api/v1/jobs/run7 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_until(lambda: server.server.connections.count == 1, 20)
+            wait_until(lambda: server.server.connections.count == 0, 20, "its end")
+        assert server.get("/healthz")[0] == 200
+
+
+def test_a_job_that_ends_stays_for_a_while(environ: dict[str, str], tmp_path: Path) -> None:
+    with served(environ) as server:
+        with made_job(environ, make_status()):
+            wait_until(lambda: b"run7" in server.get("/")[1], 20)
+        wait_until(lambda: not json.loads(server.get("/api/v1/jobs/run7")[1])["is_running"], 20)
+        assert json.loads(server.get("/api/v1/jobs")[1]) == {"jobs": []}
+        assert b"ended" in server.get("/jobs/run7")[1]
