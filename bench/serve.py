@@ -5,9 +5,13 @@ each 5 s, or the server is stopped (SIGSTOP) and nobody asks. `serve.step_ratio`
 seconds without, of neighbouring windows. `serve.agent_added_cores`: CPU of bootrun with it less that without.
 CPU and memory are those of the server's process, by /proc, in the windows in which it works.
 
+In further windows an event is written each EVENT_S (`serve.cores_with_events`): after each one, a scrape reads the
+event files again.
+
 Then PAGES clients read the stream of events, each over its own connection. A file of the job's events gets
 EVENTS_PER_S lines a second, each with the time at which it is written. `serve.event_lag_ms` is the 99th percentile
-over all clients and events of a round; `serve.dropped_events` counts what a client has not got.
+over all clients and events of a round; `serve.dropped_events` counts what
+clients have not got in all rounds.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ RANKS = 8
 WINDOW_S = 20.0
 SETTLE_S = 1.0  # after the server was stopped or let go
 SCRAPE_S = 5.0
+EVENT_S = 2.0
 PAGES = 500
 EVENTS_PER_S, EVENTS = 10, 100
 DEADLINE_S = 60.0
@@ -44,6 +49,7 @@ TARGETS = {
     "serve.rss_mb": Target(at_most=60),
     "serve.step_ratio": Target(at_least=0.99, at_most=1.01),
     "serve.agent_added_cores": Target(at_most=0.005),
+    "serve.cores_with_events": Target(at_most=0.02),
     "serve.dropped_events": Target(at_most=0),
     "serve.event_lag_ms": Target(at_most=250),
 }
@@ -84,9 +90,10 @@ class _Place(NamedTuple):
                 total += int.from_bytes(file.read(8), "little")
         return total
 
-    def events_dir(self) -> str:
+    def events(self) -> tuple[str, str]:
+        """The directory of the job's events, and its id."""
         (job,) = json.loads(self.get("/api/v1/jobs"))["jobs"]
-        return str(job["events"])
+        return str(job["events"]), str(job["run_id"])
 
 
 class _Window(NamedTuple):
@@ -118,14 +125,17 @@ def run(args: argparse.Namespace) -> Figures:
             found = {is_on: _look(place, is_on, args.window) for is_on in ways}
             on, off = found[True], found[False]
             note("cores", on.server_cores)
+            note("cores_with_events", _look(place, True, args.window, with_events=True).server_cores)
             note("rss_mb", _rss_bytes(place.server.pid) / 1e6)
             note("step_ratio", on.step_s / off.step_s)
             note("agent_added_cores", on.agent_cores - off.agent_cores)
             note("agent_cores", off.agent_cores)
+        dropped = 0
         for _ in range(args.rounds):
             lags_ms, missing = asyncio.run(_watch(place, args.pages))
             note("event_lag_ms", sorted(lags_ms)[int(len(lags_ms) * 0.99)])
-            note("dropped_events", missing)
+            dropped += missing
+        note("dropped_events", dropped)  # of all rounds: a median would hide some
         note("rss_with_pages_mb", _rss_bytes(place.server.pid) / 1e6)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     figures = Figures()
@@ -156,8 +166,11 @@ def _begun() -> Iterator[_Place]:
             yield place
         finally:
             open(f"{directory}/end", "w").close()
-            os.kill(server.pid, signal.SIGCONT)
-            os.kill(server.pid, signal.SIGTERM)
+            for signum in (signal.SIGCONT, signal.SIGTERM):
+                try:
+                    os.kill(server.pid, signum)
+                except ProcessLookupError:
+                    pass  # it has ended; what it said is in the error
             job.wait(DEADLINE_S)
             server.wait(DEADLINE_S)
 
@@ -173,16 +186,21 @@ def _wait_until(is_true: Any, program: Running) -> None:
 # ---- beside the ranks ----------------------------------------------------------------------------------------
 
 
-def _look(place: _Place, is_on: bool, window_s: float) -> _Window:
+def _look(place: _Place, is_on: bool, window_s: float, *, with_events: bool = False) -> _Window:
     """One window: with one page and scrapes, or with the server stopped."""
     os.kill(place.server.pid, signal.SIGCONT if is_on else signal.SIGSTOP)
-    return asyncio.run(_measure(place, is_on, window_s))
+    return asyncio.run(_measure(place, is_on, window_s, with_events))
 
 
-async def _measure(place: _Place, is_on: bool, window_s: float) -> _Window:
+async def _measure(place: _Place, is_on: bool, window_s: float, with_events: bool) -> _Window:
     tasks = []
+    if with_events:
+        tasks.append(asyncio.create_task(_write_events(place)))
     if is_on:
-        tasks = [asyncio.create_task(_read_stream(place.port, "none", [])), asyncio.create_task(_scrape(place))]
+        tasks += [
+            asyncio.create_task(_read_stream(place.port, "none", {})),
+            asyncio.create_task(_scrape(place)),
+        ]
     await asyncio.sleep(SETTLE_S)
     began_s, steps = time.monotonic(), place.steps()
     server_s, agent_s = _cpu_s(place.server.pid), _cpu_s(place.job.pid)
@@ -200,6 +218,23 @@ async def _measure(place: _Place, is_on: bool, window_s: float) -> _Window:
         if isinstance(ended, Exception) and not isinstance(ended, asyncio.CancelledError):
             raise BenchError(f"a client has failed: {ended!r}")
     return window
+
+
+async def _write_events(place: _Place) -> None:
+    """An event each EVENT_S, after each of which a scrape makes the report of the start anew."""
+    path, run_id = await asyncio.to_thread(place.events)
+    while True:
+        _append(f"{path}/agent-window.jsonl", run_id, "window", 0)
+        await asyncio.sleep(EVENT_S)
+
+
+def _append(path: str, run_id: str, node: str, number: int) -> None:
+    line = {
+        "v": 1, "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), "run_id": run_id, "node": node,
+        "rank": None, "attempt": 0, "stage": None, "kind": "instant", "name": "bench", "value": number,
+    }  # fmt: skip
+    with open(path, "ab") as file:
+        file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 async def _scrape(place: _Place) -> None:
@@ -224,19 +259,13 @@ def _rss_bytes(pid: int) -> int:
 
 async def _watch(place: _Place, pages: int) -> tuple[list[float], int]:
     """Milliseconds from the write of each event to each client, and how many did not come."""
+    directory, run_id = await asyncio.to_thread(place.events)
     mark = f"bench-{time.time_ns()}"  # only this round's
-    path = os.path.join(await asyncio.to_thread(place.events_dir), f"agent-{mark}.jsonl")
-    (job,) = json.loads(await asyncio.to_thread(place.get, "/api/v1/jobs"))["jobs"]
-    lags_ms: list[list[float]] = [[] for _ in range(pages)]
+    lags_ms: list[dict[int, float]] = [{} for _ in range(pages)]
     readers = [asyncio.create_task(_read_stream(place.port, mark, lags)) for lags in lags_ms]
     await asyncio.sleep(5.0)  # until all have what was before
-    for _ in range(EVENTS):
-        line = {
-            "v": 1, "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), "run_id": job["run_id"],
-            "node": mark, "rank": None, "attempt": 0, "stage": None, "kind": "instant", "name": "bench",
-        }  # fmt: skip
-        with open(path, "ab") as file:
-            file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+    for number in range(EVENTS):
+        _append(f"{directory}/agent-{mark}.jsonl", run_id, mark, number)
         await asyncio.sleep(1 / EVENTS_PER_S)
     end_s = time.monotonic() + 10.0
     while any(len(lags) < EVENTS for lags in lags_ms) and time.monotonic() < end_s:
@@ -247,11 +276,11 @@ async def _watch(place: _Place, pages: int) -> tuple[list[float], int]:
     broken = [each for each in ended if not isinstance(each, asyncio.CancelledError)]
     if broken:
         raise BenchError(f"{len(broken)} of {pages} streams have ended: {broken[0]!r}")
-    return [lag for lags in lags_ms for lag in lags], sum(max(0, EVENTS - len(lags)) for lags in lags_ms)
+    return [lag for lags in lags_ms for lag in lags.values()], sum(EVENTS - len(lags) for lags in lags_ms)
 
 
-async def _read_stream(port: int, mark: str, lags_ms: list[float]) -> None:
-    """Reads events until it is cancelled; notes how late those of the node `mark` are."""
+async def _read_stream(port: int, mark: str, lags_ms: dict[int, float]) -> None:
+    """Reads events until it is cancelled; notes how late those of the node `mark` are, by their number."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     try:
         name = (await asyncio.to_thread(_first_job, port)).encode()
@@ -261,8 +290,8 @@ async def _read_stream(port: int, mark: str, lags_ms: list[float]) -> None:
         wanted = f'"node":"{mark}"'.encode()
         while line := await reader.readline():
             if line.startswith(b"data: ") and wanted in line:
-                now_ns = time.time_ns()
-                lags_ms.append((now_ns - json.loads(line[6:])["wall_ns"]) / 1e6)
+                now_ns, event = time.time_ns(), json.loads(line[6:])
+                lags_ms.setdefault(int(event["value"]), (now_ns - event["wall_ns"]) / 1e6)
         raise BenchError("the stream has ended")
     finally:
         writer.close()

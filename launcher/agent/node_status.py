@@ -119,6 +119,7 @@ class NodeStatus:
         return {
             "format": FORMAT,
             "run_id": spec.run_id,
+            "endpoint": None if spec.is_single else f"{spec.endpoint[0]}:{spec.endpoint[1]}",
             "script": spec.entry.target,
             "pid": os.getpid(),
             "host": around.host,

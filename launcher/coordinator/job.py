@@ -70,7 +70,7 @@ class Job:
 
     def newest_facts(self) -> list[tuple[str, RankFacts]]:
         """Return the newest facts of each running rank, with the name of its node, by rank."""
-        return self._running.newest_facts() if self._state.phase is Phase.RUNNING else []
+        return self._running.newest_facts() if self._state.phase in OF_ATTEMPT else []
 
     def deadline_s(self) -> float | None:
         """Return the next time at which `tick` may have something to do."""

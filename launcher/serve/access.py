@@ -48,6 +48,11 @@ class Access:
         self._token = token
         self._names = {name.lower().rstrip(".") for name in (*_LOCAL_NAMES, address.host, *names)}
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether each request must carry the token."""
+        return self._token is not None
+
     def check(self, host: str | None, origin: str | None, authorization: str | None) -> Refusal | None:
         """Return why a request is refused, None if it is not. Args: its headers."""
         if host is None or not self._is_known(split_host(host)):

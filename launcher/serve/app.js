@@ -5,7 +5,7 @@
   const root = document.documentElement;
   const job = document.body.dataset.job;
   const base = "/api/v1/jobs/" + encodeURIComponent(job);
-  const ROWS = 64, MAX_LOG = 200, REPORT_MS = 2000, CELL = 14, GAP = 2;
+  const ROWS = 64, MAX_LOG = 200, REPORT_MS = 2000, RETRY_MS = 5000, CELL = 14, GAP = 2;
   const OF_START = { // as in the page of a report
     queue: "#8d99ae", allocate: "#b08968", image: "#2f7fe0", env: "#0e9f8e", caches: "#84b817", backoff: "#d9c9a3", rendezvous: "#c4ccd8",
     spawn: "#e9ae06", import: "#e8622c", checkpoint: "#8b52d6", first_step: "#5d7390", peers: "#d6dee9", waiting: "#dbe0e8",
@@ -16,8 +16,8 @@
     ["stopped", "--stopped", "stopped, or in the kernel"], ["bad", "--bad", "failed"],
   ];
   const LATE_STEPS = 3, WORSE_STEPS = 10, LATE_S = 2; // steps without a step, and at least so long
-  let detail = null, report = null, chosen = -1, first = 0, layout = null, looks = [];
-  const log = [];
+  let logged = 0, detail = null, report = null, chosen = -1, first = 0, layout = null, looks = [];
+  const fresh = [];
   const page = window.bootseer = { updates: 0, events: 0, lastMs: 0, resets: 0, shown: () => detail, report: () => report };
 
   // ---- words ----------------------------------------------------------------------------------------------------
@@ -155,19 +155,20 @@
       draw.strokeRect((chosen % across) * cell - 1, Math.floor(chosen / across) * cell - 1, cell - gap + 2, cell - gap + 2);
     }
   }
-  function fillPicked() {
+  function fillPicked(isSaid) {
     const ranks = detail.ranks;
     if (chosen < 0 || chosen >= ranks.rank.length) return;
     setText("picked", "rank " + ranks.rank[chosen] + " on " + ranks.node[chosen] + ": " + ranks.state[chosen] + ", "
       + LOOKS[looks[chosen]][2] + "; step " + figure(ranks.step[chosen] ?? ranks.steps[chosen]) + ", " + figure(ranks.steps_per_s[chosen])
       + " steps/s, last step " + seconds(ranks.since_step_s[chosen]) + " ago, " + cores(ranks.cores[chosen]) + " cores, " + bytes(ranks.rss_bytes[chosen]));
+    if (isSaid) setText("said", $("picked").textContent); // to screen readers: not with each update
   }
   function choose(at) {
     if (!detail || !detail.ranks.rank.length) return;
     chosen = Math.max(0, Math.min(detail.ranks.rank.length - 1, at));
     first = Math.floor(chosen / ROWS) * ROWS;
     drawGrid();
-    fillPicked();
+    fillPicked(true);
     fillTable();
   }
   function fillTable() {
@@ -305,9 +306,10 @@
       show("grid-box", true);
       findLooks();
       drawGrid();
-      fillPicked();
+      fillPicked(false);
       fillTable();
     }
+    if (!page.updates && detail.has_events) askReport();
     page.updates += 1;
     page.lastMs = performance.now() - began;
   }
@@ -315,7 +317,7 @@
   function askReport() {
     if (reportTimer) return;
     reportTimer = setTimeout(async () => {
-      if (isAsking) { reportTimer = 0; askReport(); return; }
+      if (isAsking) { reportTimer = 0; setTimeout(askReport, 200); return; }
       isAsking = true;
       reportTimer = 0;
       try {
@@ -331,27 +333,40 @@
     page.events += 1;
     askReport();
     if (QUIET.has(event.kind)) return;
-    log.push(new Date(event.wall_ns / 1e6).toISOString().slice(11, 19) + " " + where(event.node, event.rank) + ": "
+    fresh.push(new Date(event.wall_ns / 1e6).toISOString().slice(11, 19) + " " + where(event.node, event.rank) + ": "
       + [event.stage, event.name.replaceAll("_", " ")].filter(Boolean).join(" ") + (event.error ? ": " + event.error : ""));
-    if (log.length > MAX_LOG) log.shift();
     if (!logTimer) logTimer = setTimeout(fillLog, 100);
   }
   function fillLog() {
     logTimer = 0;
-    show("log-section", log.length);
     const list = $("log");
     list.tabIndex = 0;
-    list.textContent = "";
-    for (const line of [...log].reverse()) make("li", line, list);
+    for (const line of fresh.splice(0)) {
+      const item = document.createElement("li");
+      item.textContent = line;
+      item.value = ++logged;
+      list.prepend(item);
+    }
+    while (list.children.length > MAX_LOG) list.lastChild.remove();
+    show("log-section", list.children.length);
+  }
+  function beginAnew() {
+    page.resets += 1;
+    fresh.length = logged = 0;
+    report = null;
+    for (const id of ["log", "hangs"]) $(id).textContent = "";
+    for (const id of ["log-section", "hangs-section", "attempts-section", "start-section"]) show(id, false);
   }
   function listen() {
     const source = new EventSource(base + "/events");
     source.addEventListener("state", (message) => update(JSON.parse(message.data)));
     source.addEventListener("event", (message) => note(JSON.parse(message.data)));
-    source.addEventListener("reset", () => { page.resets += 1; log.length = 0; });
+    source.addEventListener("reset", beginAnew);
     source.addEventListener("error", () => {
       setText("stale", "No connection to bootseer serve: trying again.");
       show("stale", true);
+      // After an answer that is an error, the browser gives up.
+      if (source.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
     });
     page.source = source;
   }

@@ -17,11 +17,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -33,19 +32,18 @@ from bootseer.report.page_frame import asset
 from launcher.serve import page
 from launcher.serve.access import Access
 from launcher.serve.connections import Connections
-from launcher.serve.event_log import EventLog
 from launcher.serve.feed import Feed, TooManyError, Watcher
 from launcher.serve.jobs import Jobs, JobView
 from launcher.serve.metrics import JobFacts, StepTimes, expose
-from launcher.serve.options import SERVER
+from launcher.serve.options import SERVER, SHARE_HEADER, share_value
 from launcher.serve.reports import Reports
 from launcher.serve.trees import look_at_trees
 from launcher.serve.views import make_detail
 
-BEGAN_SLACK_S = 60.0  # of clocks, before a job began
 READ_S = 10.0
 MAX_HANG_BYTES = 4 << 20
 KEEPALIVE_S = 15.0  # between two signs of life of a stream
+WRITE_S = 30.0  # for a client to take what was sent before
 SCRAPE_AGE_S = 1.0
 _HANG_NAME = re.compile(r"standstill-[0-9]{1,6}\.txt")
 _PROBES = ("/healthz", "/readyz")
@@ -73,9 +71,7 @@ class Dashboard:
         self._all_ranks = all_ranks
         self.jobs = Jobs(environ)
         self._reports = Reports()
-        self._feeds: dict[str, Feed] = {}
-        self._logs: dict[str, EventLog] = {}
-        self._steps: dict[str, StepTimes] = {}
+        self._feeds: dict[str, _Followed] = {}  # by the job's name
 
     def make_app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
@@ -96,8 +92,8 @@ class Dashboard:
         return app
 
     async def _close(self, _: web.Application) -> None:
-        for feed in self._feeds.values():
-            await feed.close()
+        for followed in self._feeds.values():
+            await followed.feed.close()
         await self.jobs.close()
 
     # ---- before each request ---------------------------------------------------------------------------------
@@ -118,8 +114,13 @@ class Dashboard:
         if request.path not in _PROBES:
             refusal = self._access.check(headers.get("Host"), headers.get("Origin"), headers.get("Authorization"))
         if refusal is not None:
-            more = {"WWW-Authenticate": 'Bearer, Basic realm="bootseer"'} if refusal.status == 401 else {}
-            return _error(refusal.status, refusal.reason, more)
+            found = _error(refusal.status, refusal.reason)
+            if (
+                refusal.status == 401
+            ):  # a line each: browsers take a line for one scheme, and the first that they know
+                found.headers.add("WWW-Authenticate", 'Basic realm="bootseer"')
+                found.headers.add("WWW-Authenticate", "Bearer")
+            return found
         try:
             response = await handler(request)
         except web.HTTPException as error:
@@ -168,8 +169,12 @@ class Dashboard:
         attempt = request.query.get("attempt", "last")
         if attempt != "last" and not (attempt.isdecimal() and attempt.isascii() and len(attempt) < 7):
             return _error(400, "attempt: give a number, or last")
+        feed = self._follow(view).feed
+        await feed.counts()
+        if feed.log is None:
+            raise UsageError(f"job {view.name[:80]} writes no events (--events-dir)")
         number = None if attempt == "last" else int(attempt)
-        return _json(await self._reports.get(_events_dir(view), view.run_id, number))
+        return _json(await self._reports.get(feed.log, view.run_id, number))
 
     async def _hang(self, request: web.Request) -> web.Response:
         view = await self._find(request.match_info["job"])
@@ -193,7 +198,7 @@ class Dashboard:
     async def _probe(self, request: web.Request) -> web.Response:
         if request.path == "/readyz":
             await self.jobs.look(SCRAPE_AGE_S)
-        return web.Response(text="ok\n")
+        return web.Response(text="ok\n", headers={SHARE_HEADER: share_value(self._environ, self._access)})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         views = await self.jobs.look(SCRAPE_AGE_S)
@@ -204,25 +209,22 @@ class Dashboard:
         return web.Response(body=body, headers={"Content-Type": kind})
 
     async def _facts(self, view: JobView) -> JobFacts:
-        feed, detail = self._feed(view), make_detail(view)
-        await feed.catch_up()
-        log = self._logs.get(view.name)
-        steps = self._steps.setdefault(view.name, StepTimes())
-        steps.look(detail["attempt"], detail["ranks"], view.agents[0].at_s)
+        (feed, steps), detail = self._follow(view), make_detail(view)
+        counts = await feed.counts()
+        steps.look(detail["attempt"], detail["ranks"], view.agents[0].ranks_at_s or view.agents[0].at_s)
         stages: list[Any] = []
-        if log is not None and log.last:
+        if feed.log is not None and feed.log.last:
             try:
-                report = await self._reports.newest(log, view.run_id)
-                stages = msgspec.to_builtins(report.stages)
+                stages = msgspec.to_builtins((await self._reports.get(feed.log, view.run_id)).stages)
             except BootseerError:
                 pass  # no start yet
-        return JobFacts(detail, {} if log is None else log.counts, stages, steps)
+        return JobFacts(detail, counts, stages, steps)
 
     # ---- streams ---------------------------------------------------------------------------------------------
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         view = await self._find(request.match_info["job"])
-        feed = self._feed(view)
+        feed = self._follow(view).feed
         try:
             watcher = await feed.watch(request.headers.get("Last-Event-ID", "")[:64], partial(_abort, request))
         except TooManyError:
@@ -230,24 +232,27 @@ class Dashboard:
         response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
-            await response.write(b"retry: 2000\n\n")
             await self._send(response, watcher)
         except ConnectionError:
             pass  # the client has gone
+        except TimeoutError:
+            _abort(request)  # it does not read
         finally:
             feed.leave(watcher)
         return response
 
     @staticmethod
     async def _send(response: web.StreamResponse, watcher: Watcher) -> None:
-        while not watcher.is_cut:
+        """Send frames until the end of the feed. Raises: TimeoutError for a client that does not read."""
+        data = b"retry: 2000\n\n"
+        while data:
+            async with asyncio.timeout(WRITE_S):
+                await response.write(data)
             try:
                 async with asyncio.timeout(KEEPALIVE_S):
                     data = await watcher.take()
             except TimeoutError:
                 data = b": still here\n\n"
-            if data:
-                await response.write(data)
 
     # ---- jobs ------------------------------------------------------------------------------------------------
 
@@ -258,39 +263,29 @@ class Dashboard:
             raise UsageError(f"no job {name[:80]!r} runs here; known: {known or 'none'}")
         return view
 
-    def _feed(self, view: JobView) -> Feed:
-        feed, log = self._feeds.get(view.name), self._logs.get(view.name)
-        directory = view.status.get("events")
-        if isinstance(directory, str) and (log is None or log.directory != directory):
-            began_s = time.time() - float(view.status.get("runs_s") or 0.0) - BEGAN_SLACK_S
-            log = self._logs[view.name] = EventLog(directory, view.run_id, int(began_s * 1e9))
-            if feed is not None:
-                feed.end()
-                feed = None
-        if feed is None:
-            self._forget()
-            feed = self._feeds[view.name] = Feed(self.jobs, view, log)
-        return feed
+    def _follow(self, view: JobView) -> _Followed:
+        found = self._feeds.get(view.name)
+        if found is not None and not found.feed.is_of(view):
+            found.feed.end()
+            found = None
+        if found is None:
+            for name in self._feeds.keys() - self.jobs.names:  # of jobs that ended a while ago
+                if self._feeds[name].feed.is_idle:
+                    del self._feeds[name]
+            found = self._feeds[view.name] = _Followed(Feed(self.jobs, view), StepTimes())
+        return found
 
-    def _forget(self) -> None:
-        """Forget jobs that ended a while ago."""
-        for name in self._feeds.keys() - self.jobs.names:
-            if self._feeds[name].is_idle:
-                del self._feeds[name]
-                self._logs.pop(name, None)
-                self._steps.pop(name, None)
+
+class _Followed(NamedTuple):
+    """What is kept of a job between requests."""
+
+    feed: Feed
+    steps: StepTimes
 
 
 def _abort(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
-
-
-def _events_dir(view: JobView) -> str:
-    directory = view.status.get("events")
-    if not isinstance(directory, str):
-        raise UsageError(f"job {view.run_id[:80]} writes no events (--events-dir)")
-    return directory
 
 
 def _read(path: str) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, ConfigError
-from launcher.serve.options import NAME, SERVER, Options, parse
+from launcher.serve.options import NAME, SHARE_HEADER, Options, parse, share_value
 
 if TYPE_CHECKING:
     from launcher.serve.server import Server
 
 IDLE_POLL_S = 2.0
+MAX_FILES = 4096  # connections, sockets of jobs, event files
 SHARE_S = 3.0  # for the answer of another server
 
 
@@ -30,8 +31,10 @@ def main(argv: Sequence[str]) -> int:
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error.name} is missing: pip install 'bootseer[serve]'") from None
         from bootseer.linux.priority import lower
+        from bootseer.linux.processes import allow_files
 
         lower()  # the jobs of this node have priority
+        allow_files(MAX_FILES)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(options))
     except BootseerError as error:
@@ -66,6 +69,8 @@ async def _serve(options: Options) -> int:
     try:
         if not options.is_quiet:
             print(f"{NAME}: {_url(options, server.port)}", file=sys.stderr, flush=True)
+        if options.shares:  # started by bootrun, which holds what is said in memory
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         await _until_idle(server, ended, options.idle_s)
     finally:
         await server.close()
@@ -94,14 +99,20 @@ async def _until_idle(server: Server, ended: asyncio.Event, idle_s: float | None
 
 
 def _is_served(options: Options) -> bool:
-    """Return whether another `bootseer serve` listens at the address."""
+    """Return whether a `bootseer serve` listens at the address that serves the same jobs as openly."""
     import http.client
+    import ssl
 
     host, port = options.address
-    connection = http.client.HTTPConnection("127.0.0.1" if host == "0.0.0.0" else host, port, timeout=SHARE_S)  # noqa: S104
+    host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
+    connection = http.client.HTTPConnection(host, port, timeout=SHARE_S)
+    if options.tls is not None:
+        context = ssl.create_default_context(cafile=options.tls[0])
+        context.check_hostname = False
+        connection = http.client.HTTPSConnection(host, port, timeout=SHARE_S, context=context)
     try:
         connection.request("GET", "/healthz")
-        return (connection.getresponse().getheader("Server") or "").startswith(f"{SERVER}/")
+        return connection.getresponse().getheader(SHARE_HEADER) == share_value(os.environ, options.access)
     except (OSError, http.client.HTTPException):
         return False
     finally:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import cast
 
 MAX_CONNECTIONS = 1536  # of which feed.MAX_WATCHERS may be streams
-HEAD_S = 10.0  # from the connection, or the end of the last answer, to the end of the next head
-ANSWER_S = 60.0  # for an answer that is no stream
+HEAD_S = 10.0  # from the connection to the end of the first head
+ANSWER_S = 60.0  # for an answer that is no stream; and for its rest to be read, and the next head to come
 
 
 class Connections:
@@ -37,10 +37,10 @@ class Connections:
             guarded.set_limit(None if is_stream else ANSWER_S)
 
     def ended(self, transport: asyncio.BaseTransport | None) -> None:
-        """Note that an answer was made; what is left of it has to be read in the time for the next head."""
+        """Note that an answer was made."""
         guarded = self._open.get(transport) if transport is not None else None
         if guarded is not None:
-            guarded.set_limit(HEAD_S)
+            guarded.set_limit(ANSWER_S)
 
     def opened(self, transport: asyncio.Transport, guarded: _Guarded) -> bool:
         """Return whether there is room for a connection."""

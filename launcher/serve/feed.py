@@ -7,8 +7,10 @@ one has all of them; if its events do not fit, it is cut off, and comes back wit
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -24,8 +26,10 @@ STATE_S = 2.0  # between two states
 SETTLE_S = 0.05  # after a file has changed: what is written together is sent together
 POLL_S = 1.0  # files of which the kernel tells nothing, as on a network file system
 READ_S = 20.0  # for a read that hangs
+HUNG_S = 30.0  # after one: until the files are read anew
 MAX_QUEUED_BYTES = 1 << 20  # of events, for one watcher
 MAX_WATCHERS = 1024
+BEGAN_SLACK_S = 600.0  # by how much other nodes may have begun earlier, or have another clock
 
 
 class TooManyError(Exception):
@@ -70,9 +74,10 @@ class Watcher:
         for frame in frames:
             self._frames.append(frame)
             self._bytes += len(frame.data)
+        self._is_ready.set()
 
     def end(self) -> None:
-        """Let it have what waits, and no more."""
+        """Send it no more: its client comes back."""
         self.is_cut = True
         self._is_ready.set()
 
@@ -89,23 +94,26 @@ class Watcher:
 
 
 class Feed:
-    """The feed of one job; it works only while it is watched."""
+    """The feed of one job; it works only while it is watched, or asked for counts."""
 
-    def __init__(self, jobs: Jobs, view: JobView, log: EventLog | None) -> None:
-        """Args: log: None for a job without events."""
-        self._jobs, self._log = jobs, log
-        self.name = view.name
-        self._view = view
+    def __init__(self, jobs: Jobs, view: JobView) -> None:
+        self._jobs, self._view = jobs, view
+        self.log = _make_log(view)  # None for a job without events
         self._watchers: set[Watcher] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._poll_lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # held while a thread reads the log
         self._state = b""
-        self._hangs = False  # reading the events
+        self._sent, self._epoch = 0, ""  # last event that was sent, and the epoch of its number
+        self._retry_s = 0.0  # when a log whose read has hung is read anew
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody watches."""
         return not self._watchers
+
+    def is_of(self, view: JobView) -> bool:
+        """Whether it is of this job, and not of an earlier one of this name; events may have begun meanwhile."""
+        return view.path == self._view.path and (self.log is not None or _make_log(view) is None)
 
     async def watch(self, last: str, on_cut: Callable[[], object]) -> Watcher:
         """Add a watcher. Args: last: id of the last event that it has, "" for none; on_cut: see Watcher.
@@ -114,17 +122,18 @@ class Feed:
         """
         if len(self._watchers) >= MAX_WATCHERS:
             raise TooManyError
-        await self.catch_up()
         watcher = Watcher(on_cut)
-        watcher.begin(self._missed(last))
-        watcher.have = 0 if self._log is None else self._log.last
-        watcher.put(_frame("state", self._encode(self._view)))
-        self._watchers.add(watcher)
-        if not self._tasks:
-            self._tasks = [
-                asyncio.create_task(self._send_states()),
-                asyncio.create_task(self._send_events()),
-            ]
+        async with self._lock:
+            await self._read()
+            watcher.begin(self._missed(last))
+            watcher.have = 0 if self.log is None else self.log.last
+            watcher.put(_frame("state", self._encode(self._view)))
+            self._watchers.add(watcher)
+            if not self._tasks:
+                if self.log is not None:
+                    self._sent, self._epoch = self.log.last, self.log.epoch
+                self._begin(self._send_states())
+                self._begin(self._send_events())
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
@@ -133,18 +142,11 @@ class Feed:
         if not self._watchers:
             self._stop()
 
-    async def catch_up(self) -> None:
-        """Read what the job has written by now."""
-        if self._log is None:
-            return
-        async with self._poll_lock:
-            try:
-                while not self._hangs and await aio.run_abandonable(self._log.poll, timeout_s=READ_S):
-                    pass
-            except OSError:
-                pass  # the directory is gone
-            except TimeoutError:
-                self._hangs = True  # the call goes on, maybe for ever: the log belongs to it
+    async def counts(self) -> dict[tuple[str, str], int]:
+        """Return the numbers of events so far, by name and stage."""
+        async with self._lock:
+            await self._read()
+            return {} if self.log is None else dict(self.log.counts)
 
     def end(self) -> None:
         """End all streams, whose clients come back: this is another job now, under the same name."""
@@ -153,8 +155,19 @@ class Feed:
 
     async def close(self) -> None:
         self.end()
-        tasks = self._stop()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._stop(), return_exceptions=True)
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_end)
+        self._tasks.append(task)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Have clients come back after an error of ours, rather than wait for nothing."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            print(f"bootseer serve: job {self._view.name[:80]}: {error!r}", file=sys.stderr, flush=True)
+            self.end()
 
     def _stop(self) -> list[asyncio.Task[None]]:
         tasks, self._tasks = self._tasks, []
@@ -168,11 +181,14 @@ class Feed:
         while True:
             await asyncio.sleep(STATE_S)
             try:
-                found = await self._jobs.find(self.name, STATE_S / 2)
+                found = await self._jobs.find(self._view.name, STATE_S / 2)
             except BootseerError:
                 continue  # the directory of sockets cannot be read now
             if found is None:
                 continue
+            if not self.is_of(found):
+                self.end()
+                return
             self._view = found
             state = self._encode(found)
             if state != self._state:
@@ -185,44 +201,55 @@ class Feed:
 
     # ---- events ----------------------------------------------------------------------------------------------
 
-    async def _send_events(self) -> None:
-        if self._log is None:
+    async def _read(self) -> None:
+        """Read what the job has written by now. The lock is held."""
+        if self.log is None or time.monotonic() < self._retry_s:
             return
-        with _Changes(self._log.directory) as changes:
+        try:
+            while await aio.run_abandonable(self.log.poll, timeout_s=READ_S):
+                pass
+        except TimeoutError:
+            # The call goes on, maybe for ever, and the log belongs to it.
+            self.log, self._retry_s = _make_log(self._view), time.monotonic() + HUNG_S
+        except (OSError, BootseerError):
+            pass  # the directory is gone, or too many calls hang
+
+    async def _send_events(self) -> None:
+        if self.log is None:
+            return
+        with _Changes(self.log.directory) as changes:
             while True:
-                sent, epoch = self._log.last, self._log.epoch
                 await changes.wait(POLL_S)
-                await self.catch_up()
-                if self._log.epoch != epoch:
-                    self._send(_frame("reset", b"{}"))
-                    sent = 0
-                    for watcher in self._watchers:
-                        watcher.have = 0
-                for event in self._log.after(sent):
-                    self._send_event(event)
+                async with self._lock:
+                    await self._read()
+                    self._send_new(self.log)
+
+    def _send_new(self, log: EventLog) -> None:
+        if log.epoch != self._epoch:
+            self._sent, self._epoch = 0, log.epoch
+            self._send(_frame("reset", b"{}"))
+            for watcher in self._watchers:
+                watcher.have = 0
+        for event in log.after(self._sent):
+            frame = _event_frame(log, event)
+            for watcher in self._watchers:
+                if event.number > watcher.have:
+                    watcher.have = event.number
+                    watcher.put(frame)
+        self._sent = log.last
 
     def _missed(self, last: str) -> list[Frame]:
         """Return the events that a watcher lacks; if some are no longer kept, first the order to begin anew."""
-        if self._log is None:
+        log = self.log
+        if log is None:
             return []
         epoch, _, number = last.partition("-")
-        is_known = epoch == self._log.epoch and number.isdecimal() and len(number) < 16
+        is_known = epoch == log.epoch and number.isdecimal() and len(number) < 16
         have = int(number) if is_known else 0
-        frames = [self._event_frame(event) for event in self._log.after(have)]
-        if last and (not is_known or have + 1 < self._log.first):
+        frames = [_event_frame(log, event) for event in log.after(have)]
+        if last and (not is_known or have + 1 < log.first):
             frames.insert(0, _frame("reset", b"{}"))
         return frames
-
-    def _event_frame(self, event: LoggedEvent) -> Frame:
-        assert self._log is not None
-        return Frame(b"id: %b-%d\nevent: event\ndata: %b\n\n" % (self._log.epoch.encode(), *event), False)
-
-    def _send_event(self, event: LoggedEvent) -> None:
-        frame = self._event_frame(event)
-        for watcher in self._watchers:
-            if event.number > watcher.have:
-                watcher.have = event.number
-                watcher.put(frame)
 
     def _send(self, frame: Frame) -> None:
         for watcher in self._watchers:
@@ -269,6 +296,19 @@ class _Changes:
 
     def __exit__(self, *_: object) -> None:
         self._close()
+
+
+def _make_log(view: JobView) -> EventLog | None:
+    directory, runs_s = view.status.get("events"), view.status.get("runs_s")
+    if not isinstance(directory, str):
+        return None
+    older_s = time.monotonic() - view.agents[0].at_s  # than now is the answer
+    began_s = time.time() - older_s - (runs_s if isinstance(runs_s, int | float) else 0.0)
+    return EventLog(directory, view.run_id, int((began_s - BEGAN_SLACK_S) * 1e9))
+
+
+def _event_frame(log: EventLog, event: LoggedEvent) -> Frame:
+    return Frame(b"id: %b-%d\nevent: event\ndata: %b\n\n" % (log.epoch.encode(), *event), False)
 
 
 def _frame(name: str, data: bytes) -> Frame:

@@ -152,12 +152,14 @@ def _add_job(made: _Families, run_id: str, job: JobFacts) -> None:
     gauge, counter = made.gauge, made.counter
     gauge("bootseer_job_up", "Whether the job runs, and answers.", int(_runs(job) and not detail["why"]),
           run_id=run_id)  # fmt: skip
+    gauge("bootseer_job_ended", "Whether the job has ended.", int(not _runs(job)), run_id=run_id)
     gauge("bootseer_job_runtime_seconds", "Time since bootrun began.", detail["runs_s"], run_id=run_id)
     gauge("bootseer_job_attempt", "Starts of the job so far, from 0.", detail["attempt"], run_id=run_id)
     gauge("bootseer_job_nodes", "Nodes that take part.", detail["nodes"], run_id=run_id)
     gauge("bootseer_job_world_size", "Ranks of the job.", detail["world_size"], run_id=run_id)
     counter("bootseer_job_restarts", "Restarts of the ranks.", detail["restarts"], run_id=run_id)
-    gauge("bootseer_job_hang", "Whether a reported hang lasts.", int(bool(detail["hang"])), run_id=run_id)
+    gauge("bootseer_job_hang", "Whether a reported hang lasts.", int(_runs(job) and bool(detail["hang"])),
+          run_id=run_id)  # fmt: skip
     gauge("bootseer_job_checks_failed", "Faults that health checks have found here.", len(detail["checks"]),
           run_id=run_id)  # fmt: skip
     counter("bootseer_job_hangs", "Hangs that were reported.", _count(events, "hang"), run_id=run_id)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer.errors import ConfigError, UsageError
+from bootseer.mounts.tree_daemon.places import locate
 from bootseer.secret import read_secret_file
 from launcher.base.listen_address import DEFAULT_HOST, DEFAULT_PORT, Address, parse_address
 from launcher.serve.access import Access
 
 NAME = "bootseer serve"
 SERVER = "bootseer"  # begins the header `Server` of its answers
+SHARE_HEADER = "X-Bootseer-Serves"  # of /healthz: whose jobs, and whether a token is needed
 MAX_IDLE_S = 30 * 86400.0
 DESCRIPTION = (
     "Serve a page, an API and metrics about the running jobs of this user on this node. All of it is read-only."
@@ -84,6 +87,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quiet", action="store_true", help="Do not print where it listens")
     return parser
+
+
+def share_value(environ: Mapping[str, str], access: Access) -> str:
+    """Return whose jobs a server serves, from which runtime directory, and whether it needs a token."""
+    runtime = hashlib.sha256(os.fsencode(locate(environ))).hexdigest()[:16]
+    return f"uid={os.geteuid()} runtime={runtime} token={'yes' if access.needs_token else 'no'}"
 
 
 def parse(argv: Sequence[str]) -> Options:

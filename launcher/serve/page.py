@@ -33,7 +33,7 @@ def make_page(views: Sequence[JobView], shown: JobView | None) -> str:
     left = len(ranks["rank"]) - MAX_ROWS
     return template.substitute(
         TITLE=_text(title),
-        JOB=_text(shown.name if shown is not None else ""),
+        JOB=html.escape(shown.name if shown is not None else ""),
         SUBTITLE=_text(_subtitle(detail) if detail is not None else counted(len(views), "job")),
         JOBS=_jobs(views, shown) if shown is None or len(views) > 1 else "",
         CARDS="".join(f"<div class=card><b>{_text(value)}</b><span>{_text(what)}</span></div>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import NamedTuple
 
 from bootseer import aio
@@ -16,56 +15,46 @@ from bootseer.report.report import Report, make_report
 from bootseer.report.starts import list_attempts, split_runs
 from launcher.serve.event_log import EventLog
 
-FRESH_S = 2.0
 READ_S = 30.0
 MAX_EVENTS = 400_000
 MAX_FILE_BYTES = 256 << 20
 MAX_RANK_BYTES = 4 << 20
-MAX_JOBS = 32  # whose last report is kept
+MAX_KEPT = 32
 
 
 class _Made(NamedTuple):
     report: Report
-    at_s: float
+    epoch: str  # of the log, and its last event, before the files were read
+    last: int
 
 
 class Reports:
-    """The newest report of each job."""
+    """The newest reports of jobs. One is made anew only after new events, for all who ask."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, tuple[str, int, Report]] = {}  # by run: epoch and last event of its log
         self._made: dict[tuple[str, str, int | None], _Made] = {}
         self._lock = asyncio.Lock()  # one at a time: it is work for the processor
 
-    async def newest(self, log: EventLog, run_id: str) -> Report:
-        """Return the report of a job's newest start; it is made anew only after new events. Raises: as `get`."""
-        known = self._newest.get(run_id)
-        if known is not None and known[:2] == (log.epoch, log.last):
-            return known[2]
-        epoch, last = log.epoch, log.last
-        report = await self.get(log.directory, run_id)
-        self._newest[run_id] = epoch, last, report
-        while len(self._newest) > MAX_JOBS:
-            del self._newest[next(iter(self._newest))]
-        return report
-
-    async def get(self, directory: str, run_id: str, attempt: int | None = None) -> Report:
-        """Return the report of a job's attempt. Args: attempt: None: the newest one.
+    async def get(self, log: EventLog, run_id: str, attempt: int | None = None) -> Report:
+        """Return the report of a job's attempt. Args: log: up to date; attempt: None: the newest one.
 
         Raises: UsageError if its events have no start or not this attempt; BootseerError.
         """
-        key = directory, run_id, attempt
+        key = log.directory, run_id, attempt
         async with self._lock:
             known = self._made.get(key)
-            if known is not None and time.monotonic() - known.at_s < FRESH_S:
+            if known is not None and (known.epoch, known.last) == (log.epoch, log.last):
                 return known.report
+            epoch, last = log.epoch, log.last
             try:
                 report = await aio.run_abandonable(_make, *key, timeout_s=READ_S)
             except TimeoutError:
-                raise BootseerError(f"{directory}: its event files could not be read in {READ_S:g} s") from None
+                raise BootseerError(
+                    f"{log.directory}: its event files could not be read in {READ_S:g} s"
+                ) from None
             self._made.pop(key, None)
-            self._made[key] = _Made(report, time.monotonic())
-            while len(self._made) > MAX_JOBS:
+            self._made[key] = _Made(report, epoch, last)
+            while len(self._made) > MAX_KEPT:
                 del self._made[next(iter(self._made))]
             return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from bootseer.errors import UsageError
 from launcher.serve.app import Dashboard
-from launcher.serve.connections import Connections
+from launcher.serve.connections import HEAD_S, Connections
 from launcher.serve.options import Options
 
 BACKLOG = 512
@@ -32,14 +33,22 @@ class Server:
         """Begin to listen. Raises: OSError; UsageError for a certificate that cannot be used."""
         tls = _tls(options)
         dashboard = Dashboard(environ, options.access, options.all_ranks)
-        runner = web.AppRunner(dashboard.make_app(), access_log=None, shutdown_timeout=CLOSE_S)
+        silent = logging.getLogger("bootseer.serve")  # bad requests are the clients' affair
+        silent.addHandler(logging.NullHandler())
+        silent.propagate = False
+        runner = web.AppRunner(dashboard.make_app(), access_log=None, shutdown_timeout=CLOSE_S, logger=silent)
         await runner.setup()
         assert runner.server is not None
         dashboard.connections = connections = Connections(runner.server)
         host, port = options.address
         try:
             server = await asyncio.get_running_loop().create_server(
-                connections.make, host, port, ssl=tls, backlog=BACKLOG
+                connections.make,
+                host,
+                port,
+                ssl=tls,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=HEAD_S if tls is not None else None,
             )
         except BaseException:
             await runner.cleanup()

@@ -44,6 +44,7 @@ def make_summary(view: JobView) -> dict[str, Any]:
     last = status.get("last_end")
     found["last_end"] = dict(last) if isinstance(last, Mapping) else None
     found["checks"] = sorted({line for agent in view.agents for line in _lines(agent.status.get("checks"))})
+    found["has_events"] = isinstance(status.get("events"), str)
     found["why"] = first.why or None  # why there is no newer answer
     found["answer_age_s"] = round(view.looked_s - first.at_s, 1) if first.why and first.status else None
     return found

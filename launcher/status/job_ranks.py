@@ -39,14 +39,24 @@ def make_columns(attempt: int | None, facts: Sequence[tuple[str, RankFacts]], no
 
 
 def add_cores(columns: dict[str, Any], before: Mapping[str, Any] | None, after_s: float) -> None:
-    """Add the column `cores`, from the CPU time since an earlier answer. Args: after_s: that much later."""
-    now, then = columns.get("cpu_s"), (before or {}).get("cpu_s")
-    is_same = before is not None and all(before.get(name) == columns.get(name) for name in ("attempt", "rank"))
-    if not (is_same and isinstance(now, list) and isinstance(then, list) and len(now) == len(then)):
+    """Add the column `cores`, from CPU time between the samples of two answers; of one sample, that of before.
+
+    Args: before: the earlier answer; after_s: that much later was this one.
+    """
+    if before is None or any(before.get(name) != columns.get(name) for name in ("attempt", "rank")):
         return
-    if after_s < MIN_CORES_S:
+    count = len(_column(columns, "rank") or ())
+    new, old = _column(columns, "cpu_s", count), _column(before, "cpu_s", count)
+    age, old_age = _column(columns, "age_s", count), _column(before, "age_s", count)
+    if new is None or old is None or age is None or old_age is None:
         return
-    columns["cores"] = [_cores(new, old, after_s) for new, old in zip(now, then, strict=True)]
+    last = _column(before, "cores", count) or [None] * count
+    columns["cores"] = [_cores(*each, after_s) for each in zip(new, old, age, old_age, last, strict=True)]
+
+
+def _column(columns: Mapping[str, Any], name: str, count: int | None = None) -> list[Any] | None:
+    value = columns.get(name)
+    return value if isinstance(value, list) and count in (None, len(value)) else None
 
 
 def number(value: object) -> float | int | None:
@@ -55,9 +65,14 @@ def number(value: object) -> float | int | None:
     return value if is_number and isinstance(value, int | float) else None
 
 
-def _cores(new: object, old: object, after_s: float) -> float | None:
-    new_s, old_s = number(new), number(old)
-    return None if new_s is None or old_s is None else round(max(0.0, new_s - old_s) / after_s, 3)
+def _cores(
+    new: object, old: object, age: object, old_age: object, last: float | None, after_s: float
+) -> float | None:
+    new_s, old_s, age_s, old_age_s = number(new), number(old), number(age), number(old_age)
+    if new_s is None or old_s is None or age_s is None or old_age_s is None:
+        return None
+    between_s = after_s - age_s + old_age_s  # of the two samples
+    return round(max(0.0, new_s - old_s) / between_s, 3) if between_s >= MIN_CORES_S else last
 
 
 def _since(moment_s: float, now_s: float) -> float | None:

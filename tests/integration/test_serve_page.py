@@ -219,3 +219,11 @@ def test_several_jobs_are_listed(browser: Browser, environ: dict[str, str]) -> N
         browser.wait("window.bootseer && bootseer.updates > 0")
         assert text(browser, "title") == "Job a/b"
         assert browser.problems == []
+
+
+def test_a_token_is_the_password(browser: Browser, environ: dict[str, str]) -> None:
+    """As where a browser asks for it; the stream of events carries it too."""
+    with made_job(environ, make_status()), served(environ, b"sixteen-bytes-or-more") as server:
+        host = f"127.0.0.1:{server.port}"
+        browser.visit(f"http://any:sixteen-bytes-or-more@{host}/", "window.bootseer && bootseer.updates > 0")
+        assert text(browser, "title") == "Job run7"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ import pytest
 
 from bootseer import aio
 from launcher.serve import feed as feeds
-from launcher.serve.event_log import EventLog
 from launcher.serve.feed import Feed, Frame, TooManyError, Watcher
 from launcher.serve.jobs import Jobs
 from tests.unit.launcher.serve.made_jobs import made_job, make_status
@@ -70,14 +70,14 @@ def run(
         async def main() -> None:
             jobs = Jobs(environ)
             (view,) = await jobs.look()
-            feed = Feed(jobs, view, EventLog(os.fspath(tmp_path / "events"), "run7"))
+            feed = Feed(jobs, view)
             try:
                 await test(feed, tmp_path / "events/run.jsonl")
             finally:
                 await feed.close()
                 await jobs.close()
 
-        with made_job(environ, make_status()):
+        with made_job(environ, make_status(events=os.fspath(tmp_path / "events"), runs_s=time.time())):
             asyncio.run(main())
         aio.close()
 
@@ -111,9 +111,9 @@ def test_events_come_once_and_go_on_after_a_break(run: Any) -> None:
 def test_an_unknown_place_begins_anew(run: Any, last: str) -> None:
     async def test(feed: Feed, file: Path) -> None:
         append(file, line("first") + b"\n")
-        await feed.catch_up()
-        assert feed._log is not None
-        watcher = await feed.watch(last.format(epoch=feed._log.epoch), lambda: None)
+        await feed.counts()
+        assert feed.log is not None
+        watcher = await feed.watch(last.format(epoch=feed.log.epoch), lambda: None)
         found = await take(watcher, lambda found: len(found) >= 3)
         assert [each.kind for each in found] == ["reset", "event", "state"]
         feed.leave(watcher)
@@ -126,10 +126,10 @@ def test_what_is_no_longer_kept_is_told(run: Any, monkeypatch: pytest.MonkeyPatc
 
     async def test(feed: Feed, file: Path) -> None:
         append(file, b"".join(line(f"n{number}") + b"\n" for number in range(8)))
-        await feed.catch_up()
-        assert feed._log is not None
+        await feed.counts()
+        assert feed.log is not None
         for have, kinds in ((2, ["reset", "event"]), (5, ["event", "event"])):
-            watcher = await feed.watch(f"{feed._log.epoch}-{have}", lambda: None)
+            watcher = await feed.watch(f"{feed.log.epoch}-{have}", lambda: None)
             found = await take(watcher, lambda found: len(found) >= 2)
             assert [each.kind for each in found][:2] == kinds
             assert named(found) == ["n5", "n6", "n7"]
@@ -202,7 +202,7 @@ def test_a_directory_that_goes_away_ends_nothing(run: Any) -> None:
     async def test(feed: Feed, file: Path) -> None:
         watcher = await feed.watch("", lambda: None)
         file.parent.rmdir()
-        await feed.catch_up()
+        await feed.counts()
         found = await take(watcher, lambda found: len(found) >= 1)
         assert found[0].kind == "state"
 

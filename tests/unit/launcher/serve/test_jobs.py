@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,7 +53,9 @@ def test_jobs_and_their_nodes(environ: dict[str, str]) -> None:
 
 
 def test_one_that_hangs_keeps_no_other_waiting(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
+    monkeypatch.setattr(asking, "ANSWER_S", 600.0)  # the test does not last so long
+    monkeypatch.setattr(asking, "LOOK_S", 0.1)
+    monkeypatch.setattr(asking, "MIN_AGE_S", 0.0)
     directory = places.prepare(environ)
     answers = {"silent": None, "closes": b"", "cut": b'{"ok": {"run', "no-json": b"\xff{\n", "other": b"[1]\n"}
     with ExitStack() as stack:
@@ -66,8 +67,8 @@ def test_one_that_hangs_keeps_no_other_waiting(environ: dict[str, str], monkeypa
 
         async def main() -> list[JobView]:
             jobs = Jobs(environ)
-            asked = asyncio.create_task(jobs.look())
             loop = asyncio.get_running_loop()
+            asked = asyncio.create_task(jobs.look())
             for server, answer in zip(servers, answers.values(), strict=True):
                 server.setblocking(False)
                 connection, _ = await loop.sock_accept(server)
@@ -75,18 +76,77 @@ def test_one_that_hangs_keeps_no_other_waiting(environ: dict[str, str], monkeypa
                 if answer is not None:
                     await loop.sock_sendall(connection, answer)
                     connection.shutdown(socket.SHUT_RDWR)
-            return await asked
+            views = await asked
+            async with asyncio.timeout(30):
+                while len(views) < len(answers):  # all but the silent one
+                    views = await jobs.look(0.0)
+            await jobs.close()
+            return views
 
-        began_s = time.monotonic()
         views = asyncio.run(main())
-        assert time.monotonic() - began_s < 10.0
-    found = {os.path.basename(view.agents[0].path): view.agents[0].why for view in views}
-    assert "has not answered" in found["silent"]
+    found = {os.path.basename(view.path): view.agents[0].why for view in views}
+    assert "silent" not in found, "it has neither answered nor been given up"
     assert "closed the connection" in found["closes"]
     assert "cut off" in found["cut"]
     assert "not JSON" in found["no-json"]
     assert "another form" in found["other"]
     assert sum(not why for why in found.values()) == 1
+
+
+def test_one_that_is_stopped_is_named(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
+    monkeypatch.setattr(asking, "LOOK_S", 30.0)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.join(places.prepare(environ), "9-stopped"))
+        server.listen()
+        (view,) = look(environ)
+    assert "has not answered within 0.2 s; it may be stopped" in view.agents[0].why
+
+
+def test_a_path_that_is_no_utf8(environ: dict[str, str]) -> None:
+    with made_job(environ, make_status(script="tr\udce4in.py", logs="/\udce4")):
+        (view,) = look(environ)
+    assert (view.agents[0].why, view.status["script"]) == ("", "tr\ufffdin.py")
+
+
+def test_a_name_stays_with_its_job(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if an older one of the same id ends; and a later one may have a name that is free again."""
+    monkeypatch.setattr(asking, "MIN_AGE_S", 0.0)
+
+    def names(views: list[JobView]) -> dict[Any, tuple[str, bool]]:
+        return {view.status["pid"]: (view.name, view.ended_s is None) for view in views}
+
+    async def main() -> None:
+        jobs = Jobs(environ)
+        first = make_status("none", pid=1, runs_s=99.0)
+        with made_job(environ, make_status("none", pid=2, runs_s=9.0)):
+            with made_job(environ, first):
+                assert names(await jobs.look(0.0)) == {1: ("none", True), 2: ("none~2", True)}
+            assert names(await jobs.look(0.0)) == {1: ("none", False), 2: ("none~2", True)}
+            with made_job(environ, make_status("none", pid=3)):
+                assert names(await jobs.look(0.0)) == {2: ("none~2", True), 3: ("none", True)}
+        await jobs.close()
+
+    asyncio.run(main())
+
+
+def test_many_ranks_are_asked_for_less_often(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "MIN_AGE_S", 0.0)
+
+    async def main() -> None:
+        jobs = Jobs(environ)
+        status = make_status(world_size=10**6)
+        with made_job(environ, status, make_columns(2)) as job:
+            for _ in range(5):
+                (view,) = await jobs.look(0.0)
+            assert job.asked == 6, "five times for the status, once for the ranks"
+            job.status = {**status, "attempt": 1}
+            await jobs.look(0.0)
+            assert job.asked == 8, "a new attempt has other ranks"
+            assert view.ranks == make_columns(2)
+        await jobs.close()
+
+    asyncio.run(main())
 
 
 def test_one_that_accepts_nothing(environ: dict[str, str]) -> None:

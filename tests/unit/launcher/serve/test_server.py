@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.serve import connections
+from launcher.serve import app, connections, feed, jobs
 from tests.support import wait_until
 from tests.unit.launcher.serve.made_jobs import MadeJob, Served, made_job, make_columns, make_status, served
 from tests.unit.launcher.serve.test_event_log import append, line
@@ -172,7 +172,7 @@ def test_a_head_of_a_megabyte_is_refused(server: Served) -> None:
 def test_idle_and_slow_clients_are_cut_off_and_others_served(
     environ: dict[str, str], job: MadeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 1.0)
+    monkeypatch.setattr(connections, "HEAD_S", 4.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     try:
@@ -220,16 +220,77 @@ def test_a_client_that_does_not_read_is_cut_off(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "ANSWER_S", 0.5)
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
-    columns = make_columns(30_000)
-    with made_job(environ, make_status(), columns), served(environ) as server:
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.connect(("127.0.0.1", server.port))
-            slow.sendall(b"GET /api/v1/jobs/run7 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            wait_until(lambda: server.server.connections.count == 1, 20)
+    with made_job(environ, make_status(), make_columns(30_000)) as job, served(environ) as server:
+        with slow_client(server, "/api/v1/jobs/run7"):
+            wait_until(lambda: job.asked, 20, "the request")
             wait_until(lambda: server.server.connections.count == 0, 20, "its end")
         assert server.get("/healthz")[0] == 200
+
+
+def test_a_stream_that_is_not_read_is_cut_off(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By states alone, of which a newer one replaces an older one."""
+    monkeypatch.setattr(app, "WRITE_S", 0.5)
+    monkeypatch.setattr(feed, "STATE_S", 0.05)
+    monkeypatch.setattr(jobs, "RANKS_PER_S", 10**9)
+    columns = make_columns(30_000)
+    with (
+        made_job(environ, make_status(), columns) as job,
+        served(environ) as server,
+        slow_client(server, "/api/v1/jobs/run7/events"),
+    ):
+        wait_until(lambda: job.asked, 20, "the request")
+
+        def is_cut() -> bool:
+            job.columns = {**columns, "steps": [time.monotonic_ns()] * 30_000}
+            return server.server.connections.count == 0
+
+        wait_until(is_cut, 30, "its end")
+
+
+def slow_client(server: Served, path: str) -> socket.socket:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", server.port))
+    slow.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return slow
+
+
+def test_a_token_is_asked_for_in_the_order_that_browsers_need(environ: dict[str, str], job: MadeJob) -> None:
+    with served(environ, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        head = connection.makefile("rb").read().decode()
+    asked = [line for line in head.splitlines() if line.startswith("WWW-Authenticate")]
+    assert asked == ['WWW-Authenticate: Basic realm="bootseer"', "WWW-Authenticate: Bearer"]
+
+
+def test_bad_requests_leave_no_line(server: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    for head in (
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head)
+            assert b" 200 " not in connection.makefile("rb").readline()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_job_under_an_old_name_ends_the_streams(environ: dict[str, str], tmp_path: Path) -> None:
+    """A page that stays open comes back, and gets the events of the new job alone."""
+    status = make_status(events=os.fspath(tmp_path / "events"))
+    append(tmp_path / "events/agent-a.jsonl", line("first", wall_ns=time.time_ns()) + b"\n")
+    with served(environ) as server, socket.socket() as connection:
+        with made_job(environ, status):
+            wait_until(lambda: server.get("/api/v1/jobs/run7")[0] == 200, 20)
+            connection.settimeout(30)
+            connection.connect(("127.0.0.1", server.port))
+            head = b"GET /api/v1/jobs/run7/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            connection.sendall(head)
+            file = connection.makefile("rb")
+            assert any(b'"name":"first"' in got for got in iter(file.readline, b""))
+        with made_job(environ, {**status, "pid": 78}):
+            assert not file.read().endswith(b'"pid":78'), "the stream ends; the next one has the new job's state"
+            wait_until(lambda: json.loads(server.get("/api/v1/jobs/run7")[1])["pid"] == 78, 20)
 
 
 def test_a_job_that_ends_stays_for_a_while(environ: dict[str, str], tmp_path: Path) -> None:

@@ -52,23 +52,39 @@ def test_bootruns_of_one_job_belong_together() -> None:
 
 
 def test_jobs_with_one_id_are_told_apart() -> None:
-    """As where the id is left at its default: each coordinator has a job."""
+    """As where the id is left at its default: each coordinator has a job, and each endpoint."""
     first, second = make_status("none", pid=1, runs_s=9.0), make_status("none", pid=2, runs_s=99.0)
-    views = group([answer(first), answer(second)])
-    assert [(view.name, view.run_id, view.status["pid"]) for view in views] == [
-        ("none", "none", 2),
-        ("none~1", "none", 1),
-    ]
+    found = [answer(first), answer(second)]
+    for pid, endpoint in ((3, "a:1"), (4, "b:1"), (5, "b:1")):
+        found.append(answer(make_status("none", pid=pid, coordinator=None, endpoint=endpoint, node_rank=pid)))
+    assert [[agent.status["pid"] for agent in view.agents] for view in group(found)] == [[2], [3], [4, 5], [1]]
 
 
-def test_cores_are_those_since_the_last_answer() -> None:
-    before, now = make_columns(3, cpu_s=[1.0, None, 5.0]), make_columns(3, cpu_s=[3.0, 4.0, 4.0])
-    add_cores(now, before, 2.0)
-    assert now["cores"] == [1.0, None, 0.0]
-    for other, after_s in ((None, 2.0), (make_columns(2), 2.0), ({**before, "attempt": 1}, 2.0), (before, 0.01)):
+def test_cores_are_those_between_two_samples() -> None:
+    before = make_columns(3, cpu_s=[1.0, None, 5.0], age_s=[1.0, 1.0, 1.0])
+    now = make_columns(3, cpu_s=[7.0, 4.0, 4.0], age_s=[0.0, 0.0, 0.0])
+    add_cores(now, before, 2.0)  # its samples are three seconds apart
+    assert now["cores"] == [2.0, None, 0.0]
+    same = make_columns(3, cpu_s=[7.0, 4.0, 4.0], age_s=[2.0, 2.0, 2.0])
+    add_cores(same, now, 2.0)  # the same sample again
+    assert same["cores"] == now["cores"]
+    for other in (None, make_columns(2), {**before, "attempt": 1}, {**before, "cpu_s": "x"}):
         again = make_columns(3)
-        add_cores(again, other, after_s)
+        add_cores(again, other, 2.0)
         assert "cores" not in again
+
+
+def test_a_rank_of_one_core_has_one_however_often_it_is_asked() -> None:
+    """It is sampled each 4 s and asked for each 2 s."""
+    seen: list[float] = []
+    last: dict[str, Any] | None = None
+    for at_s in range(0, 41, 2):
+        sampled_s = at_s // 4 * 4
+        found = make_columns(1, cpu_s=[float(sampled_s)], age_s=[float(at_s - sampled_s)])
+        add_cores(found, last, 2.0)
+        seen += found.get("cores", [])
+        last = found
+    assert {each for each in seen if each is not None} == {1.0}
 
 
 VALUES = st.recursive(
