@@ -15,6 +15,7 @@ from bootseer import aio
 from bootseer.blocks.spans import Span, StoredBlock
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import BootseerError, ConfigError, IntegrityError, NotFound, StorageError, StorageTimeout
+from bootseer.histogram import TimeHistogram
 from bootseer.linux.cgroups import usable_cores
 from bootseer.storage import RangeReader, RangeRequest, SecondHand, Store
 from bootseer.tree.block_codec import block_digest, unpack_block
@@ -107,6 +108,7 @@ class FailoverReader:
         most = min(current().blocks.unpack_threads, usable_cores() // 2)
         self._compute = asyncio.Semaphore(max(1, most))  # for blocks for which no reader waits
         self.counts = {"demand_blocks": 0, "prefetch_blocks": 0, "wrong_blocks": 0}
+        self.request_times = TimeHistogram()  # of stores, whatever came of them
 
     async def read(
         self, span: Span, view: memoryview, in_flight: dict[int, InFlightBlock], want: BlockRequest
@@ -122,6 +124,7 @@ class FailoverReader:
                     requests = [RangeRequest(where, offset, view)]
                 else:
                     requests = [_request_of(block, where, offset, view) for block in left]
+                began_s = time.monotonic()
                 try:
                     async with asyncio.timeout(want.try_s):
                         await source.reader.read(requests, is_demand=want.is_demand, attempt=attempt)
@@ -134,6 +137,8 @@ class FailoverReader:
                 except StorageError as error:
                     failure = error
                     break
+                finally:
+                    self.request_times.add(time.monotonic() - began_s)
                 left = await self._unpack(left, view, span, source, in_flight, want)
                 if not left:
                     return

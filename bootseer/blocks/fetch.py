@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import count
+from typing import Any
 
 from bootseer import aio
 from bootseer.backoff import Backoff
@@ -174,6 +175,10 @@ class BlockFetcher:
             "blocked_s": self.waits.blocked_s,
             "waits": self.waits.count,
         }
+
+    def histograms(self) -> dict[str, Any]:
+        """Return how long readers waited, and requests to stores took, in this process."""
+        return {"waits": self.waits.histogram.record(), "requests": self._reader.request_times.record()}
 
     async def aclose(self) -> None:
         """Free its resources once nothing is in flight. The caller closes the stores."""

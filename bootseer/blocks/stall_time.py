@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bootseer.histogram import TimeHistogram
+
 
 class StallTime:
     """Waits of readers; times are those of `time.monotonic`."""
 
     def __init__(self) -> None:
         self.count = 0  # waits that have ended or begun
+        self.histogram = TimeHistogram()  # of those that have ended, each by itself
         self._waiting = 0
         self._begin_s = 0.0  # of the current stall: at least one reader waits
         self._ended_s = float("-inf")
@@ -27,8 +30,9 @@ class StallTime:
     def one(self, since_s: float | None = None) -> Iterator[None]:
         """Count a reader as waiting, from `since_s` or now until the `with` block ends."""
         now_s = time.monotonic()
+        began_s = now_s if since_s is None else since_s
         if not self._waiting:
-            self._begin_s = max(self._ended_s, now_s if since_s is None else since_s)
+            self._begin_s = max(self._ended_s, began_s)
             self._is_over.clear()
         self._waiting += 1
         self.count += 1
@@ -36,8 +40,10 @@ class StallTime:
             yield
         finally:
             self._waiting -= 1
+            now_s = time.monotonic()
+            self.histogram.add(now_s - began_s)
             if not self._waiting:
-                self._ended_s = time.monotonic()
+                self._ended_s = now_s
                 self._blocked_s += self._ended_s - self._begin_s
                 self._is_over.set()
 

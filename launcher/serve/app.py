@@ -34,7 +34,7 @@ from launcher.serve.access import Access
 from launcher.serve.connections import Connections
 from launcher.serve.feed import Feed, TooManyError, Watcher
 from launcher.serve.jobs import Jobs, JobView
-from launcher.serve.metrics import JobFacts, StepTimes, expose
+from launcher.serve.metrics import JobFacts, MountTimes, StepTimes, expose
 from launcher.serve.options import SERVER, SHARE_HEADER, share_value
 from launcher.serve.reports import Reports
 from launcher.serve.trees import look_at_trees
@@ -71,6 +71,7 @@ class Dashboard:
         self._all_ranks = all_ranks
         self.jobs = Jobs(environ)
         self._reports = Reports()
+        self._mounts = MountTimes()
         self._feeds: dict[str, _Followed] = {}  # by the job's name
 
     def make_app(self) -> web.Application:
@@ -204,8 +205,16 @@ class Dashboard:
         views = await self.jobs.look(SCRAPE_AGE_S)
         facts = [await self._facts(view) for view in views]
         trees = [(each.digest, each.status) for each in await look_at_trees(self._environ)]
+        self._mounts.look(trees)
         is_open = "application/openmetrics-text" in request.headers.get("Accept", "")
-        body, kind = expose(__version__, facts, trees, labels_all_ranks=self._all_ranks, as_openmetrics=is_open)
+        body, kind = expose(
+            __version__,
+            facts,
+            trees,
+            mounts=self._mounts,
+            labels_all_ranks=self._all_ranks,
+            as_openmetrics=is_open,
+        )
         return web.Response(body=body, headers={"Content-Type": kind})
 
     async def _facts(self, view: JobView) -> JobFacts:

@@ -23,12 +23,15 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from bootseer.events import Stage
+from bootseer.histogram import TimeHistogram
 from launcher.status.job_ranks import number
 
 MAX_LABELLED_RANKS = 64
 MAX_JOBS = 64
 MAX_LABEL = 200  # characters
-STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+STEP_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+MAX_BOUNDS = 32
+MAX_MOUNTS = 10_000
 RANK_STATES = ("starting", "running", "stopped", "traced", "in the kernel", "lingering", "succeeded", "failed")
 STAGES = frozenset(stage.value for stage in Stage)
 
@@ -48,8 +51,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, float]] = {}  # steps, and when the last was made, of each rank
         self._attempt: object = None
-        self.counts = [0.0] * (len(STEP_BUCKETS_S) + 1)
-        self.sum_s = 0.0
+        self.histogram = TimeHistogram(STEP_BOUNDS_S)
 
     def look(self, attempt: object, ranks: Mapping[str, Sequence[Any]], now_s: float) -> None:
         """Add the steps since the last look."""
@@ -61,34 +63,43 @@ class StepTimes:
             at_s = now_s - since_s
             before = self._before.get(rank)
             if before is not None and steps > before[0] and at_s > before[1]:
-                self._add((at_s - before[1]) / (steps - before[0]), steps - before[0])
+                made = steps - before[0]
+                self.histogram.add((at_s - before[1]) / made, made)
             if before is None or steps > before[0]:
                 self._before[rank] = steps, at_s
 
-    def _add(self, each_s: float, count: float) -> None:
-        place = next((place for place, upper_s in enumerate(STEP_BUCKETS_S) if each_s <= upper_s), -1)
-        self.counts[place] += count
-        self.sum_s += each_s * count
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return the counts so far, as a histogram of Prometheus has them."""
-        total, found = 0.0, []
-        for upper, count in zip((*map(str, STEP_BUCKETS_S), "+Inf"), self.counts, strict=True):
-            total += count
-            found.append((upper, total))
-        return found
+class MountTimes:
+    """Times until trees were mounted, each counted once."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, float]] = set()
+        self.histogram = TimeHistogram()
+
+    def look(self, trees: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Add the mounts that were not seen before."""
+        for digest, status in trees:
+            took_s = number(status.get("ready_s"))
+            if took_s is not None and (digest, took_s) not in self._seen and len(self._seen) < MAX_MOUNTS:
+                self._seen.add((digest, took_s))
+                self.histogram.add(took_s)
 
 
 def expose(
     version: str,
     jobs: Sequence[JobFacts],
-    trees: Iterable[tuple[str, Mapping[str, Any]]],
+    trees: Sequence[tuple[str, Mapping[str, Any]]],
     *,
+    mounts: MountTimes | None = None,
     labels_all_ranks: bool = False,
     as_openmetrics: bool = False,
 ) -> tuple[bytes, str]:
     """Return the exposition and its content type. Args: trees: digest and status of each mounted tree."""
-    collector = _Collector([*_collect(version, jobs[:MAX_JOBS], labels_all_ranks), *_collect_trees(trees)])
+    found = [*_collect(version, jobs[:MAX_JOBS], labels_all_ranks), *_collect_trees(trees)]
+    if mounts is not None:
+        times = HistogramMetricFamily("bootseer_mount_seconds", "Time until a tree was mounted.", labels=[])
+        found += _with(times, [], mounts.histogram.record())
+    collector = _Collector(found)
     if as_openmetrics:
         body: bytes = generate_openmetrics(collector)  # type: ignore[no-untyped-call]
         return body, OPENMETRICS
@@ -141,8 +152,7 @@ def _collect(version: str, jobs: Sequence[JobFacts], labels_all_ranks: bool) -> 
         ranks = job.detail["ranks"]
         if _runs(job):
             _add_ranks(made, run_id, ranks, labels_all_ranks or len(ranks["rank"]) <= MAX_LABELLED_RANKS)
-        if job.steps.sum_s:
-            step_times.add_metric([_label(run_id)], job.steps.buckets(), job.steps.sum_s)
+        _with(step_times, [_label(run_id)], job.steps.histogram.record())
     about = InfoMetricFamily("bootseer_build", "Version of bootseer.", value={"version": version})
     return [about, *made.made.values(), *([step_times] if step_times.samples else [])]
 
@@ -210,6 +220,12 @@ _TREE_SOURCES = (("peer_bytes", "peer"), ("store_bytes", "store"))
 
 def _collect_trees(trees: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Metric]:
     made = _Families()
+    waits = HistogramMetricFamily(
+        "bootseer_tree_reader_wait_seconds", "Waits of reads of a mounted tree for blocks.", labels=["tree"]
+    )
+    requests = HistogramMetricFamily(
+        "bootseer_tree_store_request_seconds", "Requests to stores for blocks of a tree.", labels=["tree"]
+    )
     for digest, status in trees:
         tree = digest[:16]
         made.gauge(
@@ -224,12 +240,36 @@ def _collect_trees(trees: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Metri
                          blocks.get("blocked_s"), tree=tree)  # fmt: skip
             made.counter("bootseer_tree_reader_waits", "Reads that waited for the store.", blocks.get("waits"),
                          tree=tree)  # fmt: skip
+        histograms = status.get("histograms")
+        if isinstance(histograms, Mapping):
+            _with(waits, [tree], histograms.get("waits"))
+            _with(requests, [tree], histograms.get("requests"))
         if isinstance(device, Mapping):
             made.counter("bootseer_tree_read_bytes", "Bytes that were read from a mounted tree.",
                          device.get("bytes"), tree=tree)  # fmt: skip
             made.counter("bootseer_tree_read_errors", "Reads of a mounted tree that failed.", device.get("errors"),
                          tree=tree)  # fmt: skip
-    return list(made.made.values())
+    return [*made.made.values(), *(each for each in (waits, requests) if each.samples)]
+
+
+def _with(family: HistogramMetricFamily, labels: Sequence[str], record: object) -> list[Metric]:
+    """Add the record of a TimeHistogram, if it is one and has counted something; return the family, or nothing."""
+    if not isinstance(record, Mapping):
+        return []
+    bounds, counts, sum_s = record.get("bounds_s"), record.get("counts"), number(record.get("sum_s"))
+    if not isinstance(bounds, list | tuple) or not isinstance(counts, list) or sum_s is None:
+        return []
+    is_whole = len(counts) == len(bounds) + 1 <= MAX_BOUNDS and all(
+        number(each) is not None for each in (*bounds, *counts)
+    )
+    if not is_whole or not sum(counts):
+        return []
+    total, buckets = 0.0, []
+    for upper, count in zip((*map(str, map(float, bounds)), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((upper, total))
+    family.add_metric(labels, buckets, sum_s)
+    return [family]
 
 
 def _runs(job: JobFacts) -> bool:

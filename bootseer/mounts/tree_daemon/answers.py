@@ -120,6 +120,7 @@ class RequestHandlers:
             fetched = daemon.parts.block_statistics() if daemon.hot is None else daemon.hot.block_statistics()
             said["blocks"] = {"count": daemon.parts.index.block_count, **fetched}
             said["cache"] = await aio.run_io(daemon.parts.tree_cache.statistics)
+            said["histograms"] = daemon.parts.fetcher.histograms()
             said["not_kept"] = daemon.parts.tree_cache.full_reason
         if daemon.hot is not None:
             said.update(daemon.hot.statistics())

@@ -24,6 +24,8 @@ def test_waits_at_once_count_once() -> None:
             pass
         assert waits.blocked_s < before_s + 0.1
         assert waits.blocked_s >= before_s + 0.02
+        assert sum(waits.histogram.counts) == 3
+        assert waits.histogram.sum_s > 100.0, "each by itself"
 
     asyncio.run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from bootseer.histogram import TimeHistogram
 from launcher.serve.jobs import AgentAnswer, JobView
-from launcher.serve.metrics import JobFacts, StepTimes, expose
+from launcher.serve.metrics import JobFacts, MountTimes, StepTimes, expose
 from launcher.serve.views import make_detail
 from tests.unit.launcher.serve.made_jobs import make_columns, make_status
 
@@ -110,10 +112,29 @@ def test_times_of_steps_are_a_histogram() -> None:
     ]
     for attempt, counts, since_s, now_s in looks:
         steps.look(attempt, {"rank": [0, 1], "steps": counts, "since_step_s": since_s}, now_s)
-    assert (steps.sum_s, steps.buckets()[-1]) == (10.0, ("+Inf", 5.0))
-    assert dict(steps.buckets())["1.0"] == 4.0
+    assert (steps.histogram.sum_s, sum(steps.histogram.counts)) == (10.0, 5.0)
     found = exposed([facts()._replace(steps=steps)])
-    assert value(found, "bootseer_step_seconds", le="10.0") == 5.0
+    assert value(found, "bootseer_step_seconds", le="1.0") == 4.0
+    assert (
+        value(found, "bootseer_step_seconds", le="10.0") == value(found, "bootseer_step_seconds", le="+Inf") == 5.0
+    )
+
+
+def test_times_of_trees_are_histograms() -> None:
+    times, mounts = TimeHistogram((0.1, 1.0)), MountTimes()
+    for took_s in (0.05, 0.1, 0.5, 7.0):
+        times.add(took_s)
+    status = {**TREE, "histograms": {"waits": times.record(), "requests": TimeHistogram().record()}}
+    trees = [("ab" * 32, status), ("cd" * 32, {**status, "histograms": {"waits": {"counts": [1]}}})]
+    for _ in range(3):
+        mounts.look(trees)
+    text, _ = expose("1", [], json.loads(json.dumps(trees)), mounts=mounts)
+    found = {family.name: family for family in parse(text.decode())}
+    waits = "bootseer_tree_reader_wait_seconds"
+    assert [value(found, waits, le=le) for le in ("0.1", "1.0", "+Inf")] == [2, 3, 4]
+    assert [sample.value for sample in found[waits].samples if sample.name.endswith("_sum")] == [7.65]
+    assert "bootseer_tree_store_request_seconds" not in found, "there were none"
+    assert value(found, "bootseer_mount_seconds", le="+Inf") == 2, "each once"
 
 
 def test_labels_of_any_text_are_escaped() -> None:
