@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -10,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
 
 from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
+from launcher.serve.metrics import expose
+from launcher.serve.trees import look_at_trees
 from tests.integration.image_roots import make_root
 from tests.integration.job_cgroup import group, try_remove
 from tests.integration.mounted_trees import Built, need_mounts
@@ -96,3 +100,9 @@ def test_the_end_of_the_job_that_mounted_it(
     assert (run.status, "ID=made" in run.stdout) == (0, True), run.stderr
     assert "reopening the image" not in run.stderr
     assert daemon() == served_by, "and the next one finds it"
+    (tree,) = asyncio.run(look_at_trees(os.environ))  # as /metrics does
+    text, _ = expose("1", [], [tree])
+    sums = {each.name: each.value for family in parse(text.decode()) for each in family.samples}
+    assert sums["bootseer_tree_reader_wait_seconds_count"] == tree.status["blocks"]["waits"] > 0
+    assert sums["bootseer_tree_store_request_seconds_count"] > 0
+    assert sums["bootseer_tree_read_bytes_total"] > 0
