@@ -26,7 +26,7 @@ from bootseer.storage.hdfs.store import HdfsStore
 from tests.integration import hdfs_cluster
 from tests.integration.hdfs_cluster import DIRECTORY
 from tests.leaks import LeakCheck
-from tests.support import wait_threads_back
+from tests.support import wait_threads_back, wait_until
 from tests.testing import store_suite
 from tests.testing.minihdfs import MiniHdfs
 from tests.testing.store_suite import MakeStore, ReadingSuite, StoreSuite, pattern, runs
@@ -207,9 +207,14 @@ def test_replication_and_block_size_are_as_asked(hdfs: MiniHdfs) -> None:
     hdfs_cluster.run(write())
     hdfs_cluster.run(write(web=""))
     for name in ("options0", "options1"):
-        blocks = hdfs.blocks(f"{DIRECTORY}/{name}")
-        assert [block.length for block in blocks] == [MIB, MIB, MIB, 123]
-        assert {len(block.addresses) for block in blocks} == {3}
+        path = f"{DIRECTORY}/{name}"
+        assert [block.length for block in hdfs.blocks(path)] == [MIB, MIB, MIB, 123]
+
+        def replicas(path: str = path) -> set[int]:
+            return {len(block.addresses) for block in hdfs.blocks(path)}
+
+        # A file is closed once the NameNode knows of one replica of each block; DataNodes report the others later.
+        wait_until(lambda: replicas() == {3}, 30, "three replicas")
 
 
 def test_configuration_of_hadoop_is_honoured(hdfs: MiniHdfs, monkeypatch: pytest.MonkeyPatch) -> None:
