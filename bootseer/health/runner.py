@@ -23,6 +23,7 @@ from bootseer.tuning import current
 
 MAX_RESULT_BYTES = 1 << 20
 _END_S = 0.2  # for a killed process to end that waits in the kernel
+_MIN_LOOKS = 20
 _SLOW_END_S = 10.0  # for one that does not: it ends as soon as an overloaded machine runs it
 _LOOK_S = 1.0
 _STOPPED_S = 1.0  # a longer pause means that this process was stopped itself (SIGSTOP, a paused VM)
@@ -63,14 +64,19 @@ class _Child:
         os.close(self.fd)
         if not is_over:
             self._kill()
-        began_s = time.monotonic()
+        began_s = free_s = time.monotonic()  # free: it did not wait in the kernel when last looked at
+        looks = 0  # since then: one may meet a moment, and this process may be run late itself
         while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            waited_s = time.monotonic() - began_s
+            now_s = time.monotonic()
+            waited_s = now_s - began_s
+            looks += 1
+            if not waits_in_kernel(self.pid):
+                free_s, looks = now_s, 0
             if is_over and waited_s > _END_S:
                 is_over = False  # it has closed its pipe but still runs
                 self._kill()
-                began_s = time.monotonic()
-            elif waited_s > (_END_S if waits_in_kernel(self.pid) else _SLOW_END_S):
+                began_s = free_s = time.monotonic()
+            elif waited_s > _SLOW_END_S or (looks > _MIN_LOOKS and now_s - free_s > _END_S):
                 return None
             time.sleep(0.001)
         self._kill_group()  # its children; until it is reaped no other group has its number

@@ -124,6 +124,8 @@ def test_our_flags_and_their_defaults() -> None:
         "forward_signals": "SIGUSR1,SIGUSR2",
         "signal_scope": "job",
         "events_dir": None,
+        "dashboard": None,
+        "dashboard_token_file": None,
         "strict": False,
         "quiet": False,
     }
