@@ -141,7 +141,8 @@ def run(args: argparse.Namespace) -> Figures:
     figures = Figures()
     for name, values in samples.items():
         units = {"cores": "cores", "mb": "MB", "ratio": "ratio", "ms": "ms", "events": "events"}
-        figures.add(f"serve.{name}", units[name.rpartition("_")[2]], values)
+        unit = "cores" if name.startswith("cores") else units[name.rpartition("_")[2]]
+        figures.add(f"serve.{name}", unit, values)
     return figures
 
 
