@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 import bootseer
 from bootseer.errors import UsageError
+from launcher.base.listen_address import is_ip
 from launcher.base.loop import Cancellable, EventLoop
 from launcher.coordinator.host import JobHost
 from launcher.coordinator.hosted import HostedCoordinator
@@ -37,7 +38,6 @@ from launcher.rendezvous.messages import (
 )
 from launcher.rendezvous.resolve import Address, NameQuery, address_literal, resolve
 from launcher.rendezvous.retries import Retries
-from launcher.rendezvous.serving import is_ip
 from launcher.rendezvous.session import MessageSession
 from launcher.rendezvous.wire import Trouble
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bootseer.secret import SECRET_VARIABLES
 from launcher.agent.agent import Agent
 from launcher.agent.member import Member, RendezvousSettings, open_link
+from launcher.base.listen_address import is_ip
 from launcher.base.loop import Cancellable, EventLoop
 from launcher.coordinator.host import JobHost
 from launcher.coordinator.job import Job
@@ -44,7 +45,6 @@ from launcher.rendezvous.messages import (
     Welcome,
     World,
 )
-from launcher.rendezvous.serving import is_ip
 from launcher.spec import LaunchSpec
 from launcher.supervisor.client import SupervisorClient
 

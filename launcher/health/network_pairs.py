@@ -15,10 +15,10 @@ from bootseer.health.pairs import MAX_ROUNDS
 from bootseer.own_module import command_of
 from bootseer.peers import derive_key
 from launcher.base.helper_process import ServiceProcess
+from launcher.base.listen_address import is_ip
 from launcher.base.loop import EventLoop
 from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import PairMeasured, PairOrder, PairPort, PairResult, WantPairs
-from launcher.rendezvous.serving import is_ip
 
 # The key of a job without a secret: any node that can join the job can also take part in the test.
 _OPEN = b"bootseer: a job without a secret"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer.own_module import command_of
 from launcher.base.helper_process import ServiceProcess
+from launcher.base.listen_address import is_ip
 from launcher.base.loop import EventLoop
 from launcher.rendezvous.messages import PeerNodes
-from launcher.rendezvous.serving import is_ip
 from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ Changes in quick succession make one message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ipaddress import ip_address
 
+from launcher.base.listen_address import is_ip
 from launcher.base.loop import Cancellable, EventLoop
 from launcher.rendezvous.messages import PeerNode, PeerNodes, PeerServes
 
@@ -59,12 +59,3 @@ class ServingNodes:
             all_of_it = tuple(nodes[node] for node in sorted(nodes))
             for node in sorted(nodes):
                 self._deliver(node, PeerNodes(nodes[node].id, all_of_it))
-
-
-def is_ip(text: str) -> bool:
-    """PURE: return whether it is an IP address."""
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
