@@ -13,6 +13,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
@@ -52,16 +53,22 @@ async def run_io(func: Callable[..., T], *args: object) -> T:
 
 
 async def run_abandonable(
-    func: Callable[..., T], *args: object, timeout_s: float, moved_s: Callable[[], float] | None = None
+    func: Callable[..., T],
+    *args: object,
+    timeout_s: float,
+    moved_s: Callable[[], float] | None = None,
+    pool: AbandonablePool | None = None,
 ) -> T:
     """Run a call that may hang in its own thread; abandon it after `timeout_s` without progress.
 
     `moved_s` returns the time of the last progress (`time.monotonic`); without it only the end counts. An
     abandoned call continues in the background, maybe for ever: it may write only to its own memory (`Landing`).
+    `pool`: its threads run the call, and its wait for one of them counts; None for one that all share.
     Cancel: abandons the call at once. Raises: TimeoutError; Unavailable if too many calls hang already.
     """
     call = _Call(func, args)
-    _apart.submit(call)
+    threads = _apart if pool is None else pool
+    threads.submit(call)
     started_s = time.monotonic()
     try:
         while not call.is_done.done():
@@ -72,7 +79,7 @@ async def run_abandonable(
             await asyncio.wait({call.is_done}, timeout=left_s)
     finally:
         if not call.is_done.done():
-            _apart.abandon(call)
+            threads.abandon(call)
     return call.take_outcome()
 
 
@@ -149,6 +156,10 @@ class _Threads:
         """Args: most: threads; 0: `storage.io_threads` of `tuning`, read at the first call."""
         self._name = name
         self._most = most
+        self.forget_threads()
+
+    def forget_threads(self) -> None:
+        """Begin with no threads and no calls, as in a forked child, whose parent's threads may have held locks."""
         self._made = 0
         self._idle = 0
         self._epoch = 0  # `end_idle` begins a new one
@@ -228,6 +239,14 @@ class _Threads:
                     self.abandoned -= 1
                     return
             del call
+
+
+class AbandonablePool(_Threads):
+    """A few threads of one user for `run_abandonable`. Abandoned calls do not count among them."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        super().__init__(f"bootseer-{name}", threads)
+        _pools.add(self)
 
 
 async def _outlast(future: asyncio.Future[Any]) -> None:
@@ -348,8 +367,8 @@ def close() -> None:
         background, _background = _background, None
     if background is not None and background.thread.ident != threading.get_ident():
         background.end()
-    _io.end_idle()
-    _apart.end_idle()
+    for pool in (_io, _apart, *_pools):
+        pool.end_idle()
 
 
 class _Run(_Outcome[T]):
@@ -438,8 +457,11 @@ def _forget_after_fork() -> None:
         _inherited.append(_background)
     _io, _apart = _Threads("bootseer-io"), _Threads("bootseer-apart", APART_THREADS)
     _background, _background_lock = None, threading.Lock()
+    for pool in _pools:
+        pool.forget_threads()
 
 
+_pools: weakref.WeakSet[AbandonablePool] = weakref.WeakSet()
 _io = _Threads("bootseer-io")
 _apart = _Threads("bootseer-apart", APART_THREADS)
 _background: _Background | None = None

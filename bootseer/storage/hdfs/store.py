@@ -242,9 +242,11 @@ class HdfsStore:
             await writer.commit(full, overwrite=False)
 
     async def aclose(self) -> None:
-        """Delete leftovers. Nothing else stays open outside of memory; idle threads end by themselves."""
+        """Delete leftovers, and close kept connections; idle threads end by themselves."""
         if self._pid == os.getpid():
             await self._uploads.sweep()
+        if self._web is not None:
+            self._web.close()
         self._reader = HdfsRangeReader(self, self._replicas, self._counts)
 
     def statistics(self) -> dict[str, int]:

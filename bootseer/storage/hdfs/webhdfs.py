@@ -1,4 +1,4 @@
-"""WebHDFS for asyncio: each call runs in a thread that ends at once when the caller stops waiting.
+"""WebHDFS for asyncio: each call runs in a thread, and its connection is cut when the caller stops waiting.
 
 Second to hdfs-native for reading, first for writing: it reaches a chosen DataNode, joins files without copying,
 and each of its calls ends. `bootseer.storage.hdfs.store` makes a store of it.
@@ -7,6 +7,7 @@ and each of its calls ends. `bootseer.storage.hdfs.store` makes a store of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from bootseer import aio
@@ -23,6 +24,7 @@ from bootseer.storage.hdfs.webhdfs_client import (
 
 T = TypeVar("T")
 
+CALL_THREADS = 4  # of calls to the NameNode: a kept connection each
 ANSWER_S = 0.7  # a live DataNode answers sooner, unless it is very busy; then others are better anyway
 
 
@@ -32,34 +34,40 @@ class WebHdfs:
     def __init__(self, client: WebHdfsClient, *, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._pool = aio.AbandonablePool("namenode", CALL_THREADS)
 
     @property
     def requests(self) -> int:
         return self._client.requests
 
+    def close(self) -> None:
+        """Close the kept connections and end idle threads; later calls still work."""
+        self._client.close()
+        self._pool.end_idle()
+
     async def status(self, path: str) -> FileStatus:
-        return await self._ask(path, self._client.status, path)
+        return await self._ask(path, partial(self._client.status, path))
 
     async def entries(self, path: str) -> list[FileStatus]:
         """List a directory; a file is listed as itself, without a name."""
-        return await self._ask(path, self._client.entries, path)
+        return await self._ask(path, partial(self._client.entries, path))
 
     async def delete(self, path: str) -> None:
         """Delete a path with its contents; a missing path is no error."""
-        await self._ask(path, self._client.delete, path)
+        await self._ask(path, partial(self._client.delete, path))
 
     async def rename(self, path: str, new: str, *, overwrite: bool) -> None:
-        await self._ask(path, lambda: self._client.rename(path, new, overwrite=overwrite))
+        await self._ask(path, lambda wire: self._client.rename(path, new, overwrite=overwrite, wire=wire))
 
     async def set_replication(self, path: str, replication: int) -> None:
-        await self._ask(path, self._client.set_replication, path, replication)
+        await self._ask(path, partial(self._client.set_replication, path, replication))
 
     async def concat(self, path: str, sources: Sequence[str]) -> None:
         """Append the sources to `path`, and remove them."""
-        await self._ask(path, self._client.concat, path, sources)
+        await self._ask(path, partial(self._client.concat, path, sources))
 
     async def blocks(self, path: str, offset: int, length: int) -> list[WebBlock]:
-        return await self._ask(path, self._client.blocks, path, offset, length)
+        return await self._ask(path, partial(self._client.blocks, path, offset, length))
 
     async def live_nodes(self) -> list[WebNode]:
         return await self._ask("/", self._client.live_nodes)
@@ -115,11 +123,14 @@ class WebHdfs:
 
         await self._run(path, write, breaker, limit_s=limit_s)
 
-    async def _ask(self, path: str, func: Callable[..., T], *args: object) -> T:
+    async def _ask(self, path: str, func: Callable[[CancelHandle], T]) -> T:
+        wire = CancelHandle()
         try:
-            return await aio.run_abandonable(func, *args, timeout_s=self._timeout_s)
+            return await aio.run_abandonable(func, wire, timeout_s=self._timeout_s, pool=self._pool)
         except TimeoutError as error:
             raise StorageTimeout(f"webhdfs {path}: no answer within {self._timeout_s:g} s") from error
+        finally:
+            wire.cut()
 
     async def _run(
         self,

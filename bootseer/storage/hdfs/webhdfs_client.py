@@ -1,4 +1,4 @@
-"""Blocking WebHDFS calls to NameNodes and, for data, straight to chosen DataNodes. One connection a call.
+"""Blocking WebHDFS calls: to NameNodes over kept connections, and for data straight to chosen DataNodes.
 
 Every socket operation has a deadline, so a call ends after that time without progress; `CancelHandle` ends
 it from another thread at once. The client limits the size of answers and maps their errors.
@@ -12,12 +12,11 @@ import json
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, urlencode, urlsplit
 
 from bootseer.errors import (
     AlreadyExists,
@@ -29,10 +28,13 @@ from bootseer.errors import (
     Unavailable,
 )
 from bootseer.storage.engine.cancelling import CancelHandle
+from bootseer.storage.engine.counts import StoreCounters
 from bootseer.storage.engine.revocable_buffer import RevocableBuffer
+from bootseer.storage.http.client import HttpClient, HttpResponse
 
 PREFIX = "/webhdfs/v1"
 MAX_ANSWER_BYTES = 256 << 20  # a listing of a million names
+_MAX_ERROR_BYTES = 1 << 20
 CONNECT_S = 5.0  # for a host that does not answer; a refusal arrives at once
 _STEP_BYTES = 256 << 10  # of receiving and sending: the deadline applies to each step
 _SEND_BUFFER_BYTES = 1 << 20  # little in-flight data, so that a stall is noticed early
@@ -110,38 +112,47 @@ class WebHdfsClient:
         self._tls = ssl.create_default_context() if tls else None
         self._rpc = rpc
         self._active = 0
-        self._lock = threading.Lock()
-        self.requests = 0
+        self._counts = StoreCounters()
+        # A NameNode that is frozen leaves the others their share of the time of a call.
+        self._http = _NameNodeHttp(timeout_s / max(1, len(namenodes)), self._tls, self._counts)
+
+    @property
+    def requests(self) -> int:
+        return self._counts.to_dict()["requests"]
+
+    def close(self) -> None:
+        """Close the kept connections; later calls still work."""
+        self._http.close()
 
     # ---- names -------------------------------------------------------------------------------------------------
 
-    def status(self, path: str) -> FileStatus:
-        answer = self._ask("GET", path, "GETFILESTATUS")
+    def status(self, path: str, wire: CancelHandle | None = None) -> FileStatus:
+        answer = self._ask("GET", path, "GETFILESTATUS", wire)
         with self._parsing(path):
             return _to_status(answer["FileStatus"])
 
-    def entries(self, path: str) -> list[FileStatus]:
-        answer = self._ask("GET", path, "LISTSTATUS")
+    def entries(self, path: str, wire: CancelHandle | None = None) -> list[FileStatus]:
+        answer = self._ask("GET", path, "LISTSTATUS", wire)
         with self._parsing(path):
             return [_to_status(found) for found in answer["FileStatuses"]["FileStatus"]]
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, wire: CancelHandle | None = None) -> None:
         """Delete a path with its contents; a missing path is no error."""
-        self._ask("DELETE", path, "DELETE", recursive="true")
+        self._ask("DELETE", path, "DELETE", wire, recursive="true")
 
-    def rename(self, path: str, new: str, *, overwrite: bool) -> None:
+    def rename(self, path: str, new: str, *, overwrite: bool, wire: CancelHandle | None = None) -> None:
         options = "OVERWRITE" if overwrite else "NONE"
-        self._ask("PUT", path, "RENAME", destination=new, renameoptions=options)
+        self._ask("PUT", path, "RENAME", wire, is_once=True, destination=new, renameoptions=options)
 
-    def set_replication(self, path: str, replication: int) -> None:
-        self._ask("PUT", path, "SETREPLICATION", replication=str(replication))
+    def set_replication(self, path: str, replication: int, wire: CancelHandle | None = None) -> None:
+        self._ask("PUT", path, "SETREPLICATION", wire, replication=str(replication))
 
-    def concat(self, path: str, sources: Sequence[str]) -> None:
+    def concat(self, path: str, sources: Sequence[str], wire: CancelHandle | None = None) -> None:
         """Append the sources to `path`, and remove them."""
-        self._ask("POST", path, "CONCAT", sources=",".join(sources))
+        self._ask("POST", path, "CONCAT", wire, is_once=True, sources=",".join(sources))
 
-    def blocks(self, path: str, offset: int, length: int) -> list[WebBlock]:
-        answer = self._ask("GET", path, "GET_BLOCK_LOCATIONS", offset=str(offset), length=str(length))
+    def blocks(self, path: str, offset: int, length: int, wire: CancelHandle | None = None) -> list[WebBlock]:
+        answer = self._ask("GET", path, "GET_BLOCK_LOCATIONS", wire, offset=str(offset), length=str(length))
         # A certificate is for a name; otherwise, an address avoids name resolution.
         host, port = ("hostName", "infoSecurePort") if self._tls else ("ipAddr", "infoPort")
         with self._parsing(path):
@@ -154,10 +165,10 @@ class WebHdfsClient:
                 for found in answer["LocatedBlocks"]["locatedBlocks"]
             ]
 
-    def live_nodes(self) -> list[WebNode]:
+    def live_nodes(self, wire: CancelHandle | None = None) -> list[WebNode]:
         """Return the DataNodes that accept files, sorted, as the NameNode knows them from heartbeats."""
         query = "/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
-        answer = self._at_active(lambda namenode: self._get_json("GET", namenode, query, "/"))
+        answer = self._at_active(lambda namenode: self._get_json("GET", namenode, query, "/", wire))
         with self._parsing("/"):
             return sorted(
                 WebNode(self._web_address(name, node), int(node.get("lastContact", 0)))
@@ -190,7 +201,8 @@ class WebHdfsClient:
         stall_s: float,
     ) -> None:
         """Land `length` bytes from one DataNode (host:port), "" for the NameNode's choice."""
-        where = self._at_datanode("GET", path, "OPEN", node, {"offset": str(offset), "length": str(length)})
+        span = {"offset": str(offset), "length": str(length)}
+        where = self._at_datanode("GET", path, "OPEN", node, span, breaker)
         buffer = memoryview(bytearray(min(length, _STEP_BYTES)))
         done = 0
         with (
@@ -198,7 +210,7 @@ class WebHdfsClient:
             _ask_over(connection, "GET", where.target) as response,
         ):
             if response.status != http.client.OK:
-                raise self._error(response, path)
+                raise self._refusal(response, path)
             promised = response.headers.get("Content-Length")
             if promised is not None and promised.isdecimal() and int(promised) < length:
                 raise Truncated(f"{self._shown(path)} ends before byte {offset + length}")
@@ -231,7 +243,7 @@ class WebHdfsClient:
             options["replication"] = str(replication)
         if block_bytes:
             options["blocksize"] = str(block_bytes)
-        where = self._at_datanode("PUT", path, "CREATE", node, options)
+        where = self._at_datanode("PUT", path, "CREATE", node, options, breaker)
         view = memoryview(data)
         with self._talk(where.netloc, stall_s, path, breaker) as connection:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
@@ -254,17 +266,27 @@ class WebHdfsClient:
             connection.sock.settimeout(stall_s + 2 * (time.monotonic() - began_s))
             with connection.getresponse() as response:
                 if response.status != http.client.CREATED:
-                    raise self._error(response, path)
+                    raise self._refusal(response, path)
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    class _Reply(NamedTuple):
+        status: int
+        location: str  # of a redirect
+        content: bytes
 
     class _Place(NamedTuple):
         netloc: str  # host:port
         target: str  # path and query
 
-    def _ask(self, method: str, path: str, op: str, **options: str) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, op: str, wire: CancelHandle | None, *, is_once: bool = False, **options: str
+    ) -> dict[str, Any]:
+        """Return the answer to one call. `is_once`: do not send it twice, as the second answer would differ."""
         target = self._target(path, op, options)
-        return self._at_active(lambda namenode: self._get_json(method, namenode, target, path))
+        return self._at_active(
+            lambda namenode: self._get_json(method, namenode, target, path, wire, is_once=is_once)
+        )
 
     def _at_active(self, call: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """Call the NameNode that answered last, then the others."""
@@ -281,28 +303,52 @@ class WebHdfsClient:
                 return answer
         raise AssertionError("there is at least one NameNode")
 
-    def _get_json(self, method: str, netloc: str, target: str, path: str) -> dict[str, Any]:
-        with (
-            self._talk(netloc, self._timeout_s, path) as connection,
-            _ask_over(connection, method, target) as response,
-        ):
-            if response.status != http.client.OK:
-                raise self._error(response, path)
-            content = response.read(MAX_ANSWER_BYTES + 1)
-        if len(content) > MAX_ANSWER_BYTES:
-            raise StorageError(f"{self._shown(path)}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
+    def _get_json(
+        self,
+        method: str,
+        netloc: str,
+        target: str,
+        path: str,
+        wire: CancelHandle | None,
+        *,
+        is_once: bool = False,
+    ) -> dict[str, Any]:
+        reply = self._call(method, netloc, target, path, wire, is_once=is_once)
+        if reply.status != http.client.OK:
+            raise self._error(reply.status, reply.content, path)
         with self._parsing(path):
-            answer = json.loads(content) if content else {}
+            answer = json.loads(reply.content) if reply.content else {}
             if not isinstance(answer, dict):
                 raise TypeError(answer)
         return answer
 
-    def _at_datanode(self, method: str, path: str, op: str, node: str, options: dict[str, str]) -> _Place:
+    def _call(
+        self,
+        method: str,
+        netloc: str,
+        target: str,
+        path: str,
+        wire: CancelHandle | None,
+        *,
+        is_once: bool = False,
+    ) -> _Reply:
+        """Send a request to a NameNode; its connection is kept for the next one."""
+        _check_address(netloc)
+        shown = f"{self._shown(path)}: {netloc}"
+        exchange = self._http.begin_call(method, netloc, target, wire or CancelHandle(), shown, is_fresh=is_once)
+        content = exchange.read_all(MAX_ANSWER_BYTES)
+        return self._Reply(exchange.status, exchange.headers.get("Location", ""), content)
+
+    def _at_datanode(
+        self, method: str, path: str, op: str, node: str, options: dict[str, str], wire: CancelHandle
+    ) -> _Place:
         """Return the target of a data call: the node itself, or the NameNode's choice."""
         if node and self._rpc:
             return self._Place(node, self._target(path, op, {**options, "namenoderpcaddress": self._rpc}))
         target = self._target(path, op, options)
-        where: dict[str, Any] = self._at_active(lambda namenode: self._redirect(method, namenode, target, path))
+        where: dict[str, Any] = self._at_active(
+            lambda namenode: self._redirect(method, namenode, target, path, wire)
+        )
         parts = urlsplit(where["location"])
         if parts.scheme not in ("http", "https") or not parts.netloc or not parts.path.startswith(PREFIX):
             raise StorageError(f"{self._shown(path)}: the NameNode redirects to an address that is not WebHDFS")
@@ -310,17 +356,14 @@ class WebHdfsClient:
         if not self._rpc and "delegation" not in query:
             self._rpc = query.get("namenoderpcaddress", [""])[0]
         if node and self._rpc:
-            return self._at_datanode(method, path, op, node, options)
+            return self._at_datanode(method, path, op, node, options, wire)
         return self._Place(parts.netloc, f"{parts.path}?{parts.query}")
 
-    def _redirect(self, method: str, netloc: str, target: str, path: str) -> dict[str, Any]:
-        with (
-            self._talk(netloc, self._timeout_s, path) as connection,
-            _ask_over(connection, method, target) as response,
-        ):
-            if response.status != http.client.TEMPORARY_REDIRECT:
-                raise self._error(response, path)
-            return {"location": response.headers.get("Location", "")}
+    def _redirect(self, method: str, netloc: str, target: str, path: str, wire: CancelHandle) -> dict[str, Any]:
+        reply = self._call(method, netloc, target, path, wire)
+        if reply.status != http.client.TEMPORARY_REDIRECT:
+            raise self._error(reply.status, reply.content, path)
+        return {"location": reply.location}
 
     def _target(self, path: str, op: str, options: dict[str, str]) -> str:
         query = {"op": op, "user.name": self._user, **options}
@@ -330,7 +373,7 @@ class WebHdfsClient:
     def _talk(
         self, netloc: str, stall_s: float, path: str, breaker: CancelHandle | None = None
     ) -> Iterator[http.client.HTTPConnection]:
-        """Open a connection for one request, and map its errors."""
+        """Open a connection to a DataNode for one request, and map its errors."""
         connection = self._connect(netloc, stall_s)
         try:
             if breaker is not None:
@@ -344,17 +387,14 @@ class WebHdfsClient:
             connection.close()
 
     def _connect(self, netloc: str, stall_s: float) -> http.client.HTTPConnection:
-        with self._lock:
-            self.requests += 1
-        host, _, port = netloc.rpartition(":")
-        if not host or not port.isdecimal():
-            raise StorageError(f"{netloc!r} is not host:port of a web server")
-        host, timeout_s = host.strip("[]"), min(CONNECT_S, stall_s)
+        self._counts.add("requests")
+        host, port = _check_address(netloc)
+        timeout_s = min(CONNECT_S, stall_s)
         connection: http.client.HTTPConnection
         if self._tls is None:
-            connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
+            connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         else:
-            connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_s, context=self._tls)
+            connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
         try:
             connection.connect()
         except TimeoutError as error:
@@ -384,11 +424,14 @@ class WebHdfsClient:
             return StorageTimeout(f"{self._shown(path)}: {netloc} sent nothing in time")
         return Unavailable(f"{self._shown(path)}: {netloc}: {str(error) or type(error).__name__}")
 
-    def _error(self, response: http.client.HTTPResponse, path: str) -> StorageError:
+    def _refusal(self, response: http.client.HTTPResponse, path: str) -> StorageError:
+        return self._error(response.status, response.read(_MAX_ERROR_BYTES), path)
+
+    def _error(self, status: int, content: bytes, path: str) -> StorageError:
         """Map an unexpected answer to an error."""
         name, message = "", ""
         try:
-            remote = json.loads(response.read(1 << 20))["RemoteException"]
+            remote = json.loads(content)["RemoteException"]
             name, message = str(remote["exception"]), str(remote["message"]).splitlines()[0]
         except (ValueError, KeyError, TypeError, IndexError):
             pass  # not JSON, such as a proxy's page: only the status is left
@@ -400,14 +443,42 @@ class WebHdfsClient:
         ):
             kind = Unavailable
         if kind is None:
-            kind = Unavailable if response.status >= 500 or response.status == 429 else StorageError
-            if response.status == 401:
+            kind = Unavailable if status >= 500 or status == 429 else StorageError
+            if status == 401:
                 kind, message = PermissionDenied, "the server requires Kerberos: use hdfs:// with hdfs-native"
-        said = f"{name}: {message}" if name else message or f"HTTP status {response.status}"
+        said = f"{name}: {message}" if name else message or f"HTTP status {status}"
         return kind(f"{self._shown(path)}: {said}")
 
     def _shown(self, path: str) -> str:
         return f"{'s' if self._tls else ''}webhdfs://{self._namenodes[self._active]}{path}"
+
+
+class _NameNodeHttp(HttpClient):
+    """Kept connections to NameNodes. Proxies of the environment are not used."""
+
+    def __init__(self, timeout_s: float, tls: ssl.SSLContext | None, counts: StoreCounters) -> None:
+        connect_s = min(CONNECT_S, timeout_s)
+        super().__init__(timeout_s=timeout_s, connect_s=connect_s, headers={}, ca_file="", counts=counts)
+        self._context = tls
+
+    def begin_call(
+        self, method: str, netloc: str, target: str, wire: CancelHandle, shown: str, *, is_fresh: bool
+    ) -> HttpResponse:
+        """Send a request without a body until its response begins; a redirect is a response."""
+        url = urlsplit(f"{'http' if self._context is None else 'https'}://{netloc}{target}")
+        headers = {} if method == "GET" else {"Content-Length": "0"}
+        return self._send(method, url, headers, wire, is_fresh, shown=shown)
+
+    def _proxy_for(self, parts: SplitResult) -> SplitResult | None:
+        del parts
+        return None
+
+
+def _check_address(netloc: str) -> tuple[str, int]:
+    host, _, port = netloc.rpartition(":")
+    if not host or not port.isdecimal():
+        raise StorageError(f"{netloc!r} is not host:port of a web server")
+    return host.strip("[]"), int(port)
 
 
 def _ask_over(connection: http.client.HTTPConnection, method: str, target: str) -> http.client.HTTPResponse:

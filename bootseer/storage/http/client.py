@@ -82,6 +82,23 @@ class HttpResponse:
                 raise
             raise ours from error
 
+    def read_all(self, max_bytes: int, on_bytes: Callable[[int], None] = lambda _count: None) -> bytes:
+        """Read the whole body, and finish the request.
+
+        Raises: StorageError when it is larger; Unavailable, StorageTimeout.
+        """
+        data = bytearray()
+        with self.reading():
+            while piece := self.response.read(min(STEP_BYTES, max_bytes + 1 - len(data))):
+                data += piece
+                on_bytes(len(piece))
+                if len(data) > max_bytes:
+                    raise StorageError(f"{self.shown}: the answer is larger than {max_bytes} bytes")
+            if self.response.length:
+                raise Unavailable(f"{self.shown}: the connection ended before the end of the answer")
+        self.finish()
+        return bytes(data)
+
     def land(self, landing: RevocableBuffer, expected_bytes: int) -> None:
         """Receive the body until the landing has so many bytes. For a block of `reading`."""
         while landing.have < expected_bytes:
@@ -115,9 +132,17 @@ class HttpClient:
     """Connections to any number of servers. Thread-safe; a forked child begins with no connections."""
 
     def __init__(
-        self, *, timeout_s: float, headers: Mapping[str, str], ca_file: str, counts: StoreCounters
+        self,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str],
+        ca_file: str,
+        counts: StoreCounters,
+        connect_s: float = 0.0,
     ) -> None:
+        """Args: timeout_s: of each step; connect_s: of connecting, 0 for the same."""
         self._timeout_s = timeout_s
+        self._connect_s = connect_s or timeout_s
         self._headers = dict(headers)
         self._ca_file = ca_file
         self._counts = counts
@@ -176,6 +201,11 @@ class HttpClient:
         for _, connection, _ in idle:
             connection.close()
 
+    def __del__(self) -> None:
+        # For users who drop a store without closing it.
+        for _, connection, _ in getattr(self, "_idle", ()):
+            connection.close()
+
     def _send(
         self,
         method: str,
@@ -184,9 +214,14 @@ class HttpClient:
         wire: CancelHandle,
         is_fresh: bool,
         body: Iterator[bytes | memoryview] | None = None,
+        shown: str = "",
     ) -> HttpResponse:
-        """Send a request until its response begins. `headers` give the length of a body, which is sent once."""
-        key, shown = origin_of(parts), redact(parts.geturl())
+        """Send a request until its response begins.
+
+        `headers` give the length of a body, which is sent once. A request over a kept connection, which the server
+        may have closed, can be sent twice: not with `is_fresh`. `shown`: the object in messages, "" for the URL.
+        """
+        key, shown = origin_of(parts), shown or redact(parts.geturl())
         connection = None if is_fresh else self._take(key)
         proxy = self._proxy_for(parts)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -248,18 +283,19 @@ class HttpClient:
         try:
             if parts.scheme == "https" or (proxy is not None and proxy.scheme == "https"):
                 connection = http.client.HTTPSConnection(
-                    at_host, at_port, timeout=self._timeout_s, context=self._get_context()
+                    at_host, at_port, timeout=self._connect_s, context=self._get_context()
                 )
             else:
-                connection = http.client.HTTPConnection(at_host, at_port, timeout=self._timeout_s)
+                connection = http.client.HTTPConnection(at_host, at_port, timeout=self._connect_s)
             if proxy is not None and parts.scheme == "https":
                 connection.set_tunnel(host, port, headers=_proxy_authorization(proxy))
             connection.connect()
+            connection.sock.settimeout(self._timeout_s)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             if connection is not None:
                 connection.close()
             through = f" (through the proxy {redact(proxy.geturl())})" if proxy else ""
-            raise map_http_error(error, shown + through, self._timeout_s) from error
+            raise map_http_error(error, shown + through, self._connect_s) from error
         return connection
 
     def _get_context(self) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from bootseer.errors import ConfigError, StorageError, Unavailable
+from bootseer.errors import ConfigError, StorageError
 from bootseer.storage.engine.cancelling import CancelHandle
 from bootseer.storage.engine.counts import StoreCounters
 from bootseer.storage.http.client import (
@@ -124,17 +124,7 @@ class RegistryHttp:
 
         Raises: StorageError when it is larger; Unavailable, StorageTimeout.
         """
-        data = bytearray()
-        with exchange.reading():
-            while piece := exchange.response.read(min(SEND_BYTES, max_bytes + 1 - len(data))):
-                data += piece
-                call.touch()
-                if len(data) > max_bytes:
-                    raise StorageError(f"{exchange.shown}: the answer is larger than {max_bytes} bytes")
-            if exchange.response.length:
-                raise Unavailable(f"{exchange.shown}: the connection ended before the end of the answer")
-        exchange.finish()
-        return bytes(data)
+        return exchange.read_all(max_bytes, lambda _count: call.touch())
 
     def close(self) -> None:
         with self._lock:

@@ -149,7 +149,7 @@ def test_the_other_namenode_is_asked_when_the_first_is_not_there(free_port: int)
 
 def test_nobody_there(free_port: int) -> None:
     client = WebHdfsClient([f"127.0.0.1:{free_port}"], user="ada", timeout_s=1.0)
-    with pytest.raises(Unavailable, match="is unreachable"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+: the connection failed .*refused"):
         client.status("/x")
     assert not client.answers(f"127.0.0.1:{free_port}", 0.5)
 
@@ -189,6 +189,6 @@ def test_a_timeout_is_one(free_port: int) -> None:
 
     with socket.create_server(("127.0.0.1", free_port)):
         client = WebHdfsClient([f"127.0.0.1:{free_port}"], user="ada", timeout_s=0.2)
-        with pytest.raises(StorageTimeout, match="sent nothing in time"):
+        with pytest.raises(StorageTimeout, match=r"no answer within 0\.2 s"):
             client.status("/x")
         assert not client.answers(f"127.0.0.1:{free_port}", 0.2)
