@@ -18,7 +18,7 @@ from bootseer import aio
 from bootseer.errors import AlreadyExists, ConfigError, DigestMismatch, IntegrityError, NotFound
 from bootseer.image.registry import Registry
 from bootseer.image.uploads import from_memory
-from bootseer.storage import RangeReader, RangeRequest, Store
+from bootseer.storage import Entry, RangeReader, RangeRequest, Stat, Store
 from bootseer.storage.oci.manifest import (
     EMPTY,
     EMPTY_CONFIG,
@@ -45,6 +45,7 @@ from bootseer.tree.opening import publish_index, read_index_bytes
 from bootseer.trust import parse as parse_envelope
 
 AT_ONCE = 4  # packs; each is up to 16 MiB of memory
+TRACES_AT_ONCE = 8  # small files
 PIECE_BYTES = 16 << 20
 
 Progress = Callable[[int, int], None]  # bytes done, and in total
@@ -261,7 +262,10 @@ async def _find_subject(registry: Registry, reference: Reference, subject: Refer
 
 
 async def _read_small(source: Store, path: str, max_bytes: int) -> bytes:
-    found = await source.stat(path)
+    return await _read_sized(source, path, await source.stat(path), max_bytes)
+
+
+async def _read_sized(source: Store, path: str, found: Stat, max_bytes: int) -> bytes:
     if found.size > max_bytes:
         raise IntegrityError(f"{source.url}: {path} has {found.size} bytes; at most {max_bytes}")
     data = memoryview(bytearray(found.size))
@@ -296,16 +300,15 @@ async def _copy(reader: RangeReader, path: str, digest: bytes, size: int, target
 
 
 async def _pull_traces(source: OciStore, tree: str, target: Store) -> int:
-    count = 0
-    for entry in await source.list(f"traces/{tree}"):
+    async def pull(entry: Entry) -> bool:
         path = f"traces/{tree}/{entry.name}"
         try:
-            data = await _read_small(source, path, MAX_TRACE_BYTES)
+            await target.publish(path, await _read_sized(source, path, Stat(entry.size, ""), MAX_TRACE_BYTES))
         except NotFound:
-            continue  # replaced meanwhile
-        await target.publish(path, data)
-        count += 1
-    return count
+            return False  # replaced meanwhile
+        return True
+
+    return sum(await aio.map_bounded(pull, await source.list(f"traces/{tree}"), width=TRACES_AT_ONCE))
 
 
 def _blob(media_type: str, digest: str, size: int) -> Descriptor:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 
+from bootseer import aio
 from bootseer.errors import IntegrityError, NotFound, SourceChanged, StorageError, Truncated, Unavailable
 from bootseer.storage.engine.revocable_buffer import RevocableBuffer
 from bootseer.storage.http.client import HttpResponse
@@ -37,6 +38,7 @@ from bootseer.storage.protocol import Entry, Features, Stat
 from bootseer.storage.read_only import ReadOnlyStore
 
 MAX_SKIPPED_BYTES = 32 << 20  # of a blob, read in vain where a registry does not support ranges: all of any pack
+TRACE_READS = 8  # of their manifests at once
 TREE_JSON = "tree.json"
 _BY_CONTENT = re.compile(r"(index|packs)/([0-9a-f]{64})")
 _KINDS = {"index": (TREE_INDEX, MAX_TREE_INDEX_BYTES), "packs": (TREE_PACK, MAX_PACK_BYTES)}
@@ -113,10 +115,14 @@ class OciStore(ReadOnlyStore):
         tree = await self._resolve()
         sizes = {path: blob.size for path, blob in tree.files.items()}
         if not directory or directory.partition("/")[0] == "traces":
-            for path in await self._list_traces(tree):
-                sizes[path] = (
-                    (await self._find(path, is_current=False)).size if path.startswith(f"{directory}/") else 0
-                )
+            found_traces = await self._list_traces(tree)
+            inside = {path for path in found_traces if path.startswith(f"{directory}/")}
+            await aio.map_bounded(
+                lambda path: self._read_trace(path, found_traces[path]),
+                inside - self._traces.keys(),
+                width=TRACE_READS,
+            )
+            sizes |= {path: self._traces[path].size if path in inside else 0 for path in found_traces}
         prefix = f"{directory}/" if directory else ""
         found: dict[str, Entry] = {}
         for path, size in sizes.items():
@@ -216,8 +222,11 @@ class OciStore(ReadOnlyStore):
         found = (await self._list_traces(tree)).get(path)
         if found is None:
             self._traces.pop(path, None)
-            return
-        reference = self.reference.at(found.digest)
+        else:
+            await self._read_trace(path, found)
+
+    async def _read_trace(self, path: str, manifest: Descriptor) -> None:
+        reference = self.reference.at(manifest.digest)
         self._traces[path] = await self.client.ask(
             lambda call: trace_blob(self.client.read_document(reference, call), self.url)
         )

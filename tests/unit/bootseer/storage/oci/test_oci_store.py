@@ -386,6 +386,21 @@ async def test_the_tree_of_an_image(has_api: bool, small: SmallRegistry) -> None
     await store.aclose()
 
 
+def add_trace(small: SmallRegistry, workload: str, created: str, *, runs: int) -> dict[str, Any]:
+    """Store a trace with its manifest; return its entry in a list of referrers."""
+    data = TREE_OF.trace(workload, runs=runs)
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": TRACE,
+            "config": {"mediaType": EMPTY, "digest": digest_of(b"{}"), "size": 2},
+            "layers": [{"mediaType": TRACE, "digest": small.add_blob(data), "size": len(data)}],
+        }
+    ).encode()  # fmt: skip
+    digest = small.add_document(REPOSITORY, manifest)
+    words = {TREE_DIGEST: TREE_OF.digest, WORKLOAD: workload, CREATED: created}
+    return listed(digest, len(manifest), TRACE, **words)
+
+
 @pytest.mark.parametrize("has_api", [True, False])
 @runs()
 async def test_traces(has_api: bool, small: SmallRegistry) -> None:
@@ -394,17 +409,7 @@ async def test_traces(has_api: bool, small: SmallRegistry) -> None:
     for run, (workload, created) in enumerate(
         ((ONE_WORKLOAD, "2026-01"), (ONE_WORKLOAD, "2026-02"), ("f" * 16, "2026"))
     ):
-        data = TREE_OF.trace(workload, runs=run + 1)
-        manifest = json.dumps(
-            {
-                "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": TRACE,
-                "config": {"mediaType": EMPTY, "digest": digest_of(b"{}"), "size": 2},
-                "layers": [{"mediaType": TRACE, "digest": small.add_blob(data), "size": len(data)}],
-            }
-        ).encode()  # fmt: skip
-        digest = small.add_document(REPOSITORY, manifest)
-        words = {TREE_DIGEST: TREE_OF.digest, WORKLOAD: workload, CREATED: created}
-        entries.append(listed(digest, len(manifest), TRACE, **words))
+        entries.append(add_trace(small, workload, created, runs=run + 1))
     entries.append(listed(digest_of(b"x"), 1, TRACE, **{TREE_DIGEST: "../..", WORKLOAD: ONE_WORKLOAD}))
     if has_api:
         small.referrers = {subject: [entries]}
@@ -420,6 +425,24 @@ async def test_traces(has_api: bool, small: SmallRegistry) -> None:
     assert [entry[:3] for entry in await store.list("traces")] == [(TREE_OF.digest, 0, True)]
     names = [(entry.name, entry.size) for entry in await store.list(f"traces/{TREE_OF.digest}")]
     assert names == [(f"{ONE_WORKLOAD}.json", len(newest)), (f"{'f' * 16}.json", len(newest))]
+    await store.aclose()
+
+
+@runs()
+async def test_many_traces_cost_one_list_and_a_request_each(small: SmallRegistry) -> None:
+    count = 40
+    subject = add_tree(small, TREE_OF, "v1")
+    entries = [add_trace(small, f"{number:016x}", "2026", runs=1) for number in range(count)]
+    small.referrers = {subject: [entries]}
+    store = store_of(small.host)
+    await store.tree()
+    before = len(small.seen)
+    found = await store.list(f"traces/{TREE_OF.digest}")
+    assert [entry.name for entry in found] == [f"{number:016x}.json" for number in range(count)]
+    assert all(entry.size for entry in found)
+    requests = [each.path for each in small.seen[before:]]
+    assert sum("/referrers/" in path for path in requests) == 1
+    assert sum("/manifests/sha256:" in path for path in requests) == count
     await store.aclose()
 
 
