@@ -44,6 +44,7 @@ BENCHES = {
     "start": "one job from launch to first step: image, environment, checkpoint, ranks; 1 and 3 nodes (root)",
     "supervise_cost": "what looking at ranks costs: a step, a heartbeat, a look of the agent, stacks",
     "trace": "what tracing of collectives costs a call; 13 hangs and failures over process groups: who is named",
+    "webhdfs": "calls to a NameNode, and a registry with 200 referrers: now and before",
     "warm": "a node is warmed by the daemon while a job trains on it; what remains of the start after it (root)",
     "zero": "starts with nothing configured, from a cold page cache: disk and FUSE store, first and second (root)",
 }
