@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
+from prometheus_client.core import Metric
 
 from bootseer import __version__, aio
 from bootseer.errors import BootseerError, UsageError
@@ -34,7 +35,7 @@ from launcher.serve.access import Access
 from launcher.serve.connections import Connections
 from launcher.serve.feed import Feed, TooManyError, Watcher
 from launcher.serve.jobs import Jobs, JobView
-from launcher.serve.metrics import JobFacts, MountTimes, StepTimes, expose
+from launcher.serve.metrics import JobFacts, MountTimes, StepTimes, collect, expose
 from launcher.serve.options import SERVER, SHARE_HEADER, share_value
 from launcher.serve.reports import Reports
 from launcher.serve.trees import look_at_trees
@@ -202,10 +203,7 @@ class Dashboard:
         return web.Response(text="ok\n", headers={SHARE_HEADER: share_value(self._environ, self._access)})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        views = await self.jobs.look(SCRAPE_AGE_S)
-        facts = [await self._facts(view) for view in views]
-        trees = [(each.digest, each.status) for each in await look_at_trees(self._environ)]
-        self._mounts.look(trees)
+        facts, trees = await self._look()
         is_open = "application/openmetrics-text" in request.headers.get("Accept", "")
         body, kind = expose(
             __version__,
@@ -216,6 +214,18 @@ class Dashboard:
             as_openmetrics=is_open,
         )
         return web.Response(body=body, headers={"Content-Type": kind})
+
+    async def collect(self) -> Sequence[Metric]:
+        """Return what `/metrics` exposes."""
+        facts, trees = await self._look()
+        return collect(__version__, facts, trees, mounts=self._mounts, labels_all_ranks=self._all_ranks)
+
+    async def _look(self) -> tuple[list[JobFacts], list[tuple[str, Mapping[str, Any]]]]:
+        views = await self.jobs.look(SCRAPE_AGE_S)
+        facts = [await self._facts(view) for view in views]
+        trees = [(each.digest, each.status) for each in await look_at_trees(self._environ)]
+        self._mounts.look(trees)
+        return facts, trees
 
     async def _facts(self, view: JobView) -> JobFacts:
         (feed, steps), detail = self._follow(view), make_detail(view)

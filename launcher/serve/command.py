@@ -30,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
             import prometheus_client  # noqa: F401
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error.name} is missing: pip install 'bootseer[serve]'") from None
+        if options.otlp is not None and options.otlp.is_asked and not _has_otlp():
+            raise ConfigError("--otlp needs opentelemetry: pip install 'bootseer[otlp]'")
         from bootseer.linux.priority import lower
         from bootseer.linux.processes import allow_files
 
@@ -42,6 +44,14 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         return 130
+
+
+def _has_otlp() -> bool:
+    try:
+        import opentelemetry.exporter.otlp.proto.http.metric_exporter  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -85,6 +85,22 @@ class MountTimes:
                 self.histogram.add(took_s)
 
 
+def collect(
+    version: str,
+    jobs: Sequence[JobFacts],
+    trees: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    mounts: MountTimes | None = None,
+    labels_all_ranks: bool = False,
+) -> list[Metric]:
+    """Return all families. Args: trees: digest and status of each mounted tree."""
+    found = [*_collect(version, jobs[:MAX_JOBS], labels_all_ranks), *_collect_trees(trees)]
+    if mounts is not None:
+        times = HistogramMetricFamily("bootseer_mount_seconds", "Time until a tree was mounted.", labels=[])
+        found += _with(times, [], mounts.histogram.record())
+    return found
+
+
 def expose(
     version: str,
     jobs: Sequence[JobFacts],
@@ -95,11 +111,7 @@ def expose(
     as_openmetrics: bool = False,
 ) -> tuple[bytes, str]:
     """Return the exposition and its content type. Args: trees: digest and status of each mounted tree."""
-    found = [*_collect(version, jobs[:MAX_JOBS], labels_all_ranks), *_collect_trees(trees)]
-    if mounts is not None:
-        times = HistogramMetricFamily("bootseer_mount_seconds", "Time until a tree was mounted.", labels=[])
-        found += _with(times, [], mounts.histogram.record())
-    collector = _Collector(found)
+    collector = _Collector(collect(version, jobs, trees, mounts=mounts, labels_all_ranks=labels_all_ranks))
     if as_openmetrics:
         body: bytes = generate_openmetrics(collector)  # type: ignore[no-untyped-call]
         return body, OPENMETRICS

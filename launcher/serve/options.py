@@ -7,16 +7,25 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from bootseer.errors import ConfigError, UsageError
+from bootseer.formats import one_line
 from bootseer.mounts.tree_daemon.places import locate
 from bootseer.secret import read_secret_file
+from bootseer.storage.paths import redact
 from launcher.base.listen_address import DEFAULT_HOST, DEFAULT_PORT, Address, parse_address
 from launcher.serve.access import Access
 
 NAME = "bootseer serve"
 SERVER = "bootseer"  # begins the header `Server` of its answers
 SHARE_HEADER = "X-Bootseer-Serves"  # of /healthz: whose jobs, and whether a token is needed
+OTLP_S = 60.0  # between two exports
+MIN_OTLP_S = 1.0
+MAX_OTLP_S = 86400.0
+_OF_METRICS, _OF_ALL = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+_EVERY = "OTEL_METRIC_EXPORT_INTERVAL"  # milliseconds
+_PATH = "/v1/metrics"
 MAX_IDLE_S = 30 * 86400.0
 DESCRIPTION = (
     "Serve a page, an API and metrics about the running jobs of this user on this node. All of it is read-only."
@@ -33,6 +42,14 @@ exit status: 0 after a signal, or when idle; 1 if it cannot listen; 2 for a wron
 """
 
 
+class OtlpOptions(NamedTuple):
+    """Where metrics are sent by OTLP."""
+
+    endpoint: str  # URL, may have secrets
+    every_s: float
+    is_asked: bool  # by the flag; variables of OpenTelemetry are often set for other programs
+
+
 class Options(NamedTuple):
     """What a server does."""
 
@@ -43,6 +60,7 @@ class Options(NamedTuple):
     all_ranks: bool
     is_quiet: bool
     shares: bool  # it is no error that another one listens there
+    otlp: OtlpOptions | None = None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -85,8 +103,51 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--share", action="store_true", help="End with 0 if another `bootseer serve` listens at ADDR already"
     )
+    parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        default="",
+        help="Send the metrics to this OpenTelemetry collector each minute, such as http://localhost:4318"
+        " (default: OTEL_EXPORTER_OTLP_ENDPOINT)",
+    )
     parser.add_argument("--quiet", action="store_true", help="Do not print where it listens")
     return parser
+
+
+def find_otlp(option: str, environ: Mapping[str, str]) -> OtlpOptions | None:
+    """Return where metrics are sent, None for nowhere. Raises: UsageError."""
+    endpoint = _find_endpoint(option, environ)
+    return OtlpOptions(endpoint, _find_every_s(environ), bool(option)) if endpoint else None
+
+
+def _find_endpoint(option: str, environ: Mapping[str, str]) -> str:
+    for name, value, is_whole in (
+        ("--otlp", option, False),
+        (_OF_METRICS, environ.get(_OF_METRICS, ""), True),
+        (_OF_ALL, environ.get(_OF_ALL, ""), False),
+    ):
+        if not value:
+            continue
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise UsageError(
+                f"{name} {one_line(redact(value))}: give the URL of a collector, such as http://localhost:4318"
+            )
+        # The variable of all signals is a base, also where it has a path.
+        is_base = not is_whole and (name == _OF_ALL or not parts.path.strip("/"))
+        return value.rstrip("/") + _PATH if is_base else value
+    return ""
+
+
+def _find_every_s(environ: Mapping[str, str]) -> float:
+    text = environ.get(_EVERY, "")
+    try:
+        every_s = float(text) / 1000 if text else OTLP_S
+    except ValueError:
+        every_s = 0.0
+    if not MIN_OTLP_S <= every_s <= MAX_OTLP_S:
+        raise UsageError(f"{_EVERY}={one_line(text)}: give milliseconds, from {MIN_OTLP_S * 1000:g} on")
+    return every_s
 
 
 def share_value(environ: Mapping[str, str], access: Access) -> str:
@@ -116,4 +177,5 @@ def parse(argv: Sequence[str]) -> Options:
         args.rank_metrics == "all",
         args.quiet,
         args.share,
+        find_otlp(args.otlp, os.environ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 from collections.abc import Mapping
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from bootseer.errors import UsageError
 from launcher.serve.app import Dashboard
 from launcher.serve.connections import HEAD_S, Connections
 from launcher.serve.options import Options
+from launcher.serve.otlp_metrics import OtlpExport
 
 BACKLOG = 512
 CLOSE_S = 2.0  # for answers that are being sent
@@ -22,10 +24,15 @@ class Server:
     """A server that listens, until `close`."""
 
     def __init__(
-        self, dashboard: Dashboard, connections: Connections, runner: web.AppRunner, server: asyncio.Server
+        self,
+        dashboard: Dashboard,
+        connections: Connections,
+        runner: web.AppRunner,
+        server: asyncio.Server,
+        export: OtlpExport | None,
     ) -> None:
         self.dashboard, self.connections = dashboard, connections
-        self._runner, self._server = runner, server
+        self._runner, self._server, self._export = runner, server, export
         self.port: int = server.sockets[0].getsockname()[1]
 
     @classmethod
@@ -53,11 +60,23 @@ class Server:
         except BaseException:
             await runner.cleanup()
             raise
-        return cls(dashboard, connections, runner, server)
+        return cls(dashboard, connections, runner, server, _export(options, dashboard))
 
     async def close(self) -> None:
         self._server.close()
+        if self._export is not None:
+            await self._export.close()
         await self._runner.cleanup()
+
+
+def _export(options: Options, dashboard: Dashboard) -> OtlpExport | None:
+    if options.otlp is None:
+        return None
+    try:
+        return OtlpExport(options.otlp, dashboard.collect)
+    except ModuleNotFoundError:
+        print("bootseer serve: metrics are not sent by OTLP: pip install 'bootseer[otlp]'", file=sys.stderr)
+        return None
 
 
 def _tls(options: Options) -> ssl.SSLContext | None:

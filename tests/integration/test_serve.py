@@ -19,6 +19,7 @@ import pytest
 
 from tests import support
 from tests.unit.launcher.serve.test_metrics import parse
+from tests.unit.launcher.serve.test_otlp_metrics import collector
 
 Script = Callable[..., str]
 BOOTSEER = os.path.join(support.SCRIPTS, "bootseer")
@@ -216,3 +217,14 @@ def test_https_and_a_token(program: support.Programs, environ: dict[str, str | N
             request = urllib.request.Request(f"{url}/api/v1/jobs", headers={"Authorization": header})
             with urllib.request.urlopen(request, context=context, timeout=20) as answer:
                 assert json.loads(answer.read()) == {"jobs": []}
+
+
+def test_metrics_reach_a_collector_that_the_environment_names(
+    bootrun: support.Programs, program: support.Programs, script: Script, environ: dict[str, str | None]
+) -> None:
+    bootrun.start("--standalone", "--nproc-per-node", 2, "--rdzv-id", "run7", script(STEPS), env=environ)
+    with collector() as taker:
+        exports = {"OTEL_EXPORTER_OTLP_ENDPOINT": taker.url, "OTEL_METRIC_EXPORT_INTERVAL": "1000"}
+        with serving(program, {**environ, **exports}, "0"):
+            support.wait_until(lambda: b"bootseer_rank_steps" in b"".join(data for _, data in taker.taken), 30)
+        assert {path for path, _ in taker.taken} == {"/v1/metrics"}

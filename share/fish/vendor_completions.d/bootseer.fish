@@ -290,6 +290,7 @@ complete -c bootseer -n '_shtab_bootseer_using serve' -l allow-host -x -d 'Furth
 complete -c bootseer -n '_shtab_bootseer_using serve' -l rank-metrics -xka "auto all" -d 'Metrics of each rank: of jobs of at most 64 ranks, or of all jobs (default: auto)'
 complete -c bootseer -n '_shtab_bootseer_using serve' -l until-idle -x -d 'End when no job has run here for S seconds (default: serve until a signal)'
 complete -c bootseer -n '_shtab_bootseer_using serve' -l share -d 'End with 0 if another `bootseer serve` listens at ADDR already'
+complete -c bootseer -n '_shtab_bootseer_using serve' -l otlp -x -d 'Send the metrics to this OpenTelemetry collector each minute, such as http://localhost:4318 (default: OTEL_EXPORTER_OTLP_ENDPOINT)'
 complete -c bootseer -n '_shtab_bootseer_using serve' -l quiet -d 'Do not print where it listens'
 complete -c bootseer -n '_shtab_bootseer_using; and test $_shtab_bootseer_npos -eq 0' -a completion -d 'Print a shell script that completes the commands and flags of bootrun and bootseer.'
 complete -c bootseer -n '_shtab_bootseer_using completion' -s h -l help -d 'show this help message and exit'
