@@ -79,6 +79,7 @@ class BlockFetcher:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._failing_s: dict[int, float] = {}  # since when a block fails
         self._down_s: float | None = None  # since when all demand reads fail
+        self._last_failure = ""  # of a demand read, one line
 
     async def prepare(self) -> None:
         """Find out what other trees have; done once. All callers but blocked readers wait for it."""
@@ -131,6 +132,7 @@ class BlockFetcher:
                 except BootseerError as error:
                     failure = error
                 self._record_failure(wanted, begin_s, is_wrong=isinstance(failure, IntegrityError))
+                self._last_failure = str(failure or self._late(wanted[0], None, time.monotonic() - begin_s))
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     try:
@@ -155,6 +157,11 @@ class BlockFetcher:
             self._failing_s.setdefault(number, begin_s)
         if self._down_s is None and not is_wrong:
             self._down_s = time.monotonic()
+
+    def failing(self) -> tuple[int, str]:
+        """Return how many missing blocks failed when readers last needed them, and the last error."""
+        count = sum(not self.cache.has(number) for number in list(self._failing_s))
+        return count, self._last_failure if count else ""
 
     def release_dedup_sources(self) -> None:
         """Release the other trees, so that they can be evicted."""

@@ -62,6 +62,10 @@ def mount(
     deadline: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds after which a read fails")
     ] = 30.0,
+    status_folder: Annotated[
+        bool,
+        typer.Option("--status-folder", help="Add a directory .bootseer with the mount's state, for any user"),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Mount a tree at DIR, read-only: blocks are fetched as they are read. Needs root. End: umount."""
@@ -70,7 +74,14 @@ def mount(
     from bootseer.image.commands.traces import check_workload
 
     options = MountOptions(
-        name, check_workload(workload), not no_record, not no_prefetch, size_of(rate, "--rate"), idle, deadline
+        name,
+        check_workload(workload),
+        not no_record,
+        not no_prefetch,
+        size_of(rate, "--rate"),
+        idle,
+        deadline,
+        status_folder,
     )
     done = mount_tree(url, directory, options)
     end = f"to end it: bootseer image umount {shlex.quote(directory)}; log: {done.log}"

@@ -67,6 +67,7 @@ SUBSTITUTES = {
     " /job": " HERE/job",
     " /logs": " HERE/logs",
     "/mnt/ckpt": "HERE/mnt/ckpt",
+    "/mnt/train": "HERE/mnt/train",
     "/etc/bootseer": "HERE/etc/bootseer",
     "/opt/bootseer/bin/": "",
     "/home/ann/proj": "HERE",
@@ -327,7 +328,7 @@ def test_several_nodes(user: User) -> None:
     assert "secret" not in nodes.output
 
 
-@runs("images.md", "pip install '.[image]'")
+@runs("images.md", "pip install '.[image]'", "bootseer image mount")
 @runs("README.md", "bootseer keys make")
 @runs("environments.md", "bootrun --image hdfs://namenode/images/train-v3")
 @runs("warm.md", "bootseer warm --image")
@@ -346,6 +347,12 @@ def test_images(user: User) -> None:
     install(user)
     *_, job = user.run("images.md", "pip install")
     assert job.output.count(f"of {PREFIX}\n") == 2, job.output
+    for tree in list_trees():  # which serve the job without the folder's place
+        unmount_tree(tree.digest, force=True)
+    (user.folder / "mnt" / "train").mkdir(parents=True)
+    *_, state = user.run("images.md", "bootseer image mount")
+    assert state.output in ("mounted\n", "fetching\n", "complete\n")
+    user.shell("bootseer image umount mnt/train")
     *_, job = user.run("README.md", "bootseer keys make", statuses={0: 1})  # there is a key
     assert len(re.findall("^Linux ", job.output, re.MULTILINE)) == 2, job.output
     requirements(user)

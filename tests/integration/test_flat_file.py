@@ -565,7 +565,7 @@ def test_late_answers_and_interrupts() -> None:
         # In the order of the calls: the second of a request, and that of an interrupted one, go nowhere.
         assert served.answer(1) == (0, b"y" * 4096)
         assert served.answer(3) == (errno.EIO, b"")
-        wanted = (1, 1, 4096, 2, 1)
+        wanted = (1, 1, 4096, 2, 1, 4096)
         wait_until(lambda: served.server.statistics() == wanted, 10, f"counts of {wanted}")
         device.asked[3][2](b"short")
         assert served.answer(4) == (errno.EIO, b"")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bootseer import aio
 from bootseer.blocks.cache import Cache
@@ -24,14 +24,20 @@ from bootseer.image.commands.common import (
 )
 from bootseer.image.commands.traces import add_sources, hot_blocks, known_traces
 from bootseer.linux import mount as kernel
+from bootseer.linux import namespaces
 from bootseer.logs import get_logger
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.paths import is_web
 from bootseer.tree.head import split_pin
 from bootseer.tree.opening import OpenedTree
 from bootseer.tree.reading import BlockSource, StoreBlocks
+from bootseer.tree.status_folder import NAME as STATUS_FOLDER
+from bootseer.tree.status_folder import is_marked
 from bootseer.tree.unpack.tree import Materialised
 from bootseer.trust import Trust
+
+if TYPE_CHECKING:
+    from bootseer.mounts.tree_daemon.mount import MountedTree as ServedTree
 
 _log = get_logger(__name__)
 
@@ -191,12 +197,14 @@ class MountOptions(NamedTuple):
     cold_bytes_per_s: float | None = None
     idle_s: float = 60.0
     deadline_s: float = 30.0
+    status_folder: bool = False
 
 
 class MountedTree(NamedTuple):
     folder: str
     digest: str
     log: str  # path, of the process that serves it
+    status_folder: str = ""  # "" for none
 
 
 def mount(url: str, directory: str, options: MountOptions) -> MountedTree:
@@ -215,11 +223,15 @@ def mount(url: str, directory: str, options: MountOptions) -> MountedTree:
         records=options.records,
         prefetches=options.prefetches,
         cold_bytes_per_s=options.cold_bytes_per_s,
+        status_folder=options.status_folder,
     )
+    status = ""
     try:
         tree = mount_tree(tree_url(url), name=options.name, workload=options.workload, options=serving)
         with tree.hold():
             kernel.mount(tree.folder, directory, "", kernel.BIND)
+            if options.status_folder:
+                status = _show_status(tree, directory)
     except NotFound:
         raise
     except (ConfigError, StorageError) as error:
@@ -227,7 +239,28 @@ def mount(url: str, directory: str, options: MountOptions) -> MountedTree:
         if why:
             raise ConfigError(f"{directory}: trees cannot be mounted here: {why}; {MATERIALISE}") from error
         raise
-    return MountedTree(directory, tree.digest, TreeDirectory.of_directory(os.path.dirname(tree.control)).log_path)
+    log = TreeDirectory.of_directory(os.path.dirname(tree.control)).log_path
+    return MountedTree(directory, tree.digest, log, status)
+
+
+def _show_status(tree: ServedTree, directory: str) -> str:
+    """Mount the status folder of a tree that is mounted at `directory`; return its path, "" with a warning."""
+    place = os.path.join(directory, STATUS_FOLDER)
+    try:
+        try:
+            is_ours = is_marked(os.lstat(place))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"this node serves the tree without it; unmount the tree everywhere (bootseer image umount "
+                f"{tree.digest[:12]}), then mount it again"
+            ) from None
+        if not is_ours:
+            raise ConfigError(f"the tree has a {STATUS_FOLDER} of its own")
+        kernel.mount(tree.status_folder(), place, "", kernel.BIND)
+    except (BootseerError, OSError) as error:
+        _log.warning("status folder disabled: %s", error)
+        return ""
+    return place
 
 
 def _check_mount_point(directory: str) -> None:
@@ -287,8 +320,27 @@ def umount(target: str, *, force: bool = False) -> UnmountResult:
         (states[each.target] for each in mounted if each.target in states and (each.major, each.minor) == device),
         "",
     )
-    kernel.unmount(directory, kernel.DETACH if force else 0)
+    _unmount(directory, mounted, force)
     return UnmountResult(directory, digest, bool(digest))
+
+
+def _unmount(directory: str, mounted: Sequence[kernel.Mount], force: bool) -> None:
+    """Unmount a directory. Its status folder does not keep it, nor do readers of that. Raises: StorageError."""
+    place = os.path.join(directory, STATUS_FOLDER)
+    status = [each for each in mounted if each.target == place and kernel.is_fuse(each)]
+    fd = namespaces.copy_mount(place) if status and not force else -1
+    try:
+        for _ in status:
+            kernel.unmount(place, kernel.DETACH)
+        try:
+            kernel.unmount(directory, kernel.DETACH if force else 0)
+        except StorageError:
+            if fd >= 0:
+                namespaces.attach(fd, place)
+            raise
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _end_server(tree: str, directory: str, digest: str, force: bool) -> UnmountResult:

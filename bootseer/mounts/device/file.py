@@ -77,12 +77,12 @@ class FlatFile:
         Raises: ConfigError when this process, kernel or directory does not support such a mount; StorageError.
         """
         assert self._state is State.NEW, "once"
-        link = self._link = SharedDescriptor(_open_fuse())
+        link = self._link = SharedDescriptor(open_fuse())
         self._state = State.SERVING
         try:
             self._mount(link)
             self.connection = self._find_connection()
-            _greet(link.fd, self.folder)
+            greet(link.fd, self.folder)
         except BaseException:
             self.stop()
             raise
@@ -173,7 +173,7 @@ class FlatFile:
                 kernel.unmount_lazily(each.target, kernel.FORCE)  # aborts too, where fusectl is not mounted
 
 
-def _open_fuse() -> int:
+def open_fuse() -> int:
     try:
         return os.open(FUSE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as caught:
@@ -187,7 +187,7 @@ def _open_fuse() -> int:
         ) from caught
 
 
-def _greet(fd: int, directory: str) -> None:
+def greet(fd: int, directory: str) -> None:
     """Answer the kernel's first request. Raises: ConfigError, StorageError."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)

@@ -21,7 +21,8 @@ UNANSWERED = frozenset({FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY})
 MAJOR, MINOR = 7, 31
 ASYNC_READ, PARALLEL_DIRECTORIES, ASYNC_DIRECT, MAX_PAGES = 1 << 0, 1 << 18, 1 << 15, 1 << 22
 NEEDED = ASYNC_READ | ASYNC_DIRECT | MAX_PAGES
-KEEP_CACHE = 1 << 1  # of an open file: the kernel's cached pages stay valid
+# Of an open file: no pages are cached; cached pages stay valid; its close needs no request.
+DIRECT_IO, KEEP_CACHE, NO_FLUSH = 1 << 0, 1 << 1, 1 << 5
 
 ROOT = 1  # node number; those of files follow
 MAX_READ_BYTES = 1 << 20  # the kernel's limit without special settings
@@ -32,6 +33,8 @@ WRITING = 3  # bits of O_WRONLY and O_RDWR
 
 HEAD = struct.Struct("<IIQQ16x")  # length, opcode, request, node
 READ_REQUEST = struct.Struct("<IIQQ24xQI20x")  # the same, offset, bytes
+HANDLE_READ = struct.Struct("<QQI20x")  # of a read, behind HEAD: number of the open file, offset, bytes
+RELEASED = struct.Struct("<Q16x")  # of the end of an open file, behind HEAD: its number
 REPLY = struct.Struct("<IiQ")  # length, minus the error, request
 _INIT_REQUEST = struct.Struct("<IIII")
 _INIT = struct.Struct("<IIIIHHIIHHI28x")
@@ -98,13 +101,24 @@ def interrupted(body: bytes | memoryview) -> int:
 class Files:
     """A directory with files in it, as described to the kernel. Their nodes are ROOT + 1 and so on."""
 
-    def __init__(self, files: Sequence[tuple[str, int]], uid: int, gid: int) -> None:
-        """`files`: names and sizes (bytes)."""
+    def __init__(
+        self,
+        files: Sequence[tuple[str, int]],
+        uid: int,
+        gid: int,
+        *,
+        modes: tuple[int, int] = (0o500, 0o400),
+        mtime_ns: int = 0,
+        valid_s: int = UNCHANGING_S,
+    ) -> None:
+        """Args: files: names and sizes (bytes); modes: of the directory and its files; mtime_ns: below 1 s."""
+        self._valid_s = valid_s
         self._names = {name.encode(): node for node, (name, _) in enumerate(files, ROOT + 1)}
         self._blocks = sum(-(-size // PAGE_BYTES) for _, size in files)
-        self._attributes = {ROOT: _attributes(ROOT, stat.S_IFDIR | 0o500, 0, uid, gid)}
+        folder_mode, file_mode = stat.S_IFDIR | modes[0], stat.S_IFREG | modes[1]
+        self._attributes = {ROOT: _attributes(ROOT, folder_mode, 0, uid, gid, mtime_ns)}
         for node, (_, size) in enumerate(files, ROOT + 1):
-            self._attributes[node] = _attributes(node, stat.S_IFREG | 0o400, size, uid, gid)
+            self._attributes[node] = _attributes(node, file_mode, size, uid, gid, mtime_ns)
 
     def answer(self, request: bytes | memoryview) -> bytes | int:
         """Return the payload of the reply to any request but a read of a file, or the number of an error."""
@@ -118,7 +132,7 @@ class Files:
             return self._look_up(node, body)
         if opcode == GETATTR:
             known = self._attributes.get(node)
-            return errno.ENOENT if known is None else _ATTRIBUTES_VALID.pack(UNCHANGING_S, 0, 0) + known
+            return errno.ENOENT if known is None else _ATTRIBUTES_VALID.pack(self._valid_s, 0, 0) + known
         if opcode == STATFS:
             return _STATFS.pack(self._blocks, 0, 0, len(self._names), 0, PAGE_BYTES, 255, PAGE_BYTES, 0)
         if opcode in (OPEN, OPENDIR):
@@ -134,7 +148,7 @@ class Files:
         node = self._names.get(body[:-1]) if directory == ROOT and body.endswith(b"\0") else None
         if node is None:
             return errno.ENOENT
-        return _ENTRY_VALID.pack(node, 0, UNCHANGING_S, UNCHANGING_S, 0, 0) + self._attributes[node]
+        return _ENTRY_VALID.pack(node, 0, self._valid_s, self._valid_s, 0, 0) + self._attributes[node]
 
     def _open(self, opcode: int, node: int, body: bytes) -> bytes | int:
         if node not in self._attributes or len(body) < _OPEN_REQUEST.size:
@@ -160,7 +174,12 @@ class Files:
         return listed
 
 
-def _attributes(node: int, mode: int, size: int, uid: int, gid: int) -> bytes:
-    """Return the attributes of a node. Times are 0, as none has one."""
-    times = (0,) * 6
+def open_reply(number: int, flags: int) -> bytes:
+    """Return the payload of the reply to a request for an open file."""
+    return _OPEN.pack(number, flags, 0)
+
+
+def _attributes(node: int, mode: int, size: int, uid: int, gid: int, mtime_ns: int) -> bytes:
+    """Return the attributes of a node. Seconds of its times are 0, as none has one."""
+    times = (0, 0, 0, 0, mtime_ns, 0)
     return _ATTRIBUTES.pack(node, size, -(-size // 512), *times, mode, 1, uid, gid, 0, PAGE_BYTES, 0)

@@ -50,6 +50,7 @@ class Statistics(NamedTuple):
     bytes: int
     errors: int  # answers with an error that a program receives
     waiting: int  # reads that wait for the device now
+    late_bytes: int = 0  # of `bytes`, those that had to wait
 
 
 class SharedDescriptor:
@@ -171,6 +172,7 @@ class Server:
                 bytes=sum(each.bytes for each in every),
                 errors=sum(each.errors for each in every),
                 waiting=len(self._waiting),
+                late_bytes=self._late.bytes,
             )
 
     # ---- internals -----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from bootseer.linux import namespaces
 from bootseer.linux.child_processes import wait_killed
 from bootseer.linux.privileges import may_mount
 from bootseer.linux.syscalls import last_error, libc
+from bootseer.logs import get_logger
 from bootseer.mounts.sandbox import enter
 from bootseer.mounts.sandbox.accounts import MAX_BYTES, missing_line
 from bootseer.mounts.sandbox.binds import Bind, UnboundPath, find_hiding, plan_binds, why_not_by_default
@@ -30,8 +31,12 @@ from bootseer.mounts.sandbox.environ import EnvironChanges, image_environ
 from bootseer.mounts.sandbox.process import ImageSandbox, SandboxRoot
 from bootseer.mounts.sandbox.root import TMPFS, RootSpec
 from bootseer.mounts.sandbox.source import ImageSource, OnOrigin, open_source
+from bootseer.tree.status_folder import NAME, is_marked
+
+_log = get_logger(__name__)
 
 ASK_S = 30.0
+STATUS_FOLDER = f"/{NAME}"
 _NEWNS = 0x00020000
 _MAX_DIRECTORIES = 250  # descriptors that go through a socket in one message
 
@@ -67,6 +72,7 @@ class OpenImage:
         changes: EnvironChanges,
         notes: Sequence[str],
         made_s: float,
+        awaits_status: bool = False,
     ) -> None:
         self._sandbox = sandbox
         self.source = source
@@ -75,6 +81,7 @@ class OpenImage:
         self.notes = (*notes, *held.made.notes)
         self.has_user_namespace = held.made.has_user_namespace
         self.made_s = made_s  # time to make the root, without the source
+        self._awaits_status = awaits_status
         # -I and -S: the caller's Python settings are ignored, and no site directory is searched.
         self.prefix = (sys.executable, "-I", "-S", enter_path(), held.address)
 
@@ -125,6 +132,20 @@ class OpenImage:
         for directory in directories:
             self._sandbox.detach(directory)
 
+    def show_status_folder(self) -> None:
+        """Attach the status folder, at the first call; a failure is logged. Starts do not wait for it."""
+        if not self._awaits_status:
+            return
+        self._awaits_status = False
+        try:
+            fd = namespaces.copy_mount(self.source.open_status_folder())
+            try:
+                self._sandbox.attach(STATUS_FOLDER, fd)
+            finally:
+                os.close(fd)
+        except (BootseerError, OSError) as error:
+            _log.warning("status folder disabled: %s", error)
+
     def is_lost(self) -> bool:
         """Return whether no program can be started in it any more."""
         return self._sandbox.is_over() or self.source.is_lost()
@@ -166,7 +187,10 @@ def open_image(request: ImageRequest, sandbox: ImageSandbox) -> OpenImage:
         changes = image_environ(source.env, os.environ, devices.environ, libraries, request.environ)
         places = find_places(request.work, request.own, request.files)
         binds = plan_binds(map(_absolute, request.given), [*places.binds, *devices.binds])
-        spec = RootSpec([source.folder], request.writable, binds, devices.links, read_users(), read_groups())
+        status, status_notes = _plan_status_folder(source, request.given)
+        spec = RootSpec(
+            [source.folder], request.writable, binds, devices.links, read_users(), read_groups(), status
+        )
         held = sandbox.make(
             spec, loader=changes.loader, programs=request.programs, path=changes.set.get("PATH", "")
         )
@@ -175,8 +199,21 @@ def open_image(request: ImageRequest, sandbox: ImageSandbox) -> OpenImage:
     except BaseException:
         source.close()
         raise
-    notes = [*source.notes, *devices.notes, *places.notes]
-    return OpenImage(sandbox, source, held, changes, notes, time.monotonic() - began_s)
+    notes = [*source.notes, *devices.notes, *places.notes, *status_notes]
+    return OpenImage(sandbox, source, held, changes, notes, time.monotonic() - began_s, bool(status))
+
+
+def _plan_status_folder(source: ImageSource, given: Sequence[Bind | UnboundPath]) -> tuple[list[str], list[str]]:
+    """Return the directories to make for the status folder, one or none, and lines about it."""
+    if source.how != "mounted" or any(each.target == STATUS_FOLDER for each in given):
+        return [], []
+    try:
+        is_own = not is_marked(os.lstat(source.folder + STATUS_FOLDER))
+    except OSError:
+        is_own = False
+    if is_own:
+        return [], [f"status folder disabled: the image has a {STATUS_FOLDER} of its own"]
+    return [STATUS_FOLDER], []
 
 
 def _absolute(each: Bind | UnboundPath) -> Bind | UnboundPath:

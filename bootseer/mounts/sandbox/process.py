@@ -81,7 +81,7 @@ class ImageSandbox:
         """
         found = self._ask({
             "do": "make",
-            "spec": [spec.lowers, spec.writable, spec.binds, spec.links, spec.users, spec.groups],
+            "spec": [spec.lowers, spec.writable, spec.binds, spec.links, spec.users, spec.groups, spec.places],
             "loader": dict(loader),
             "programs": list(programs),
             "path": path,
@@ -239,7 +239,7 @@ class _Process:
             self._attached.remove(directory)
 
     def _make(self, request: dict[str, Any]) -> dict[str, Any]:
-        lowers, writable, binds, links, users, groups = request["spec"]
+        lowers, writable, binds, links, users, groups, places = request["spec"]
         spec = RootSpec(
             lowers,
             writable,
@@ -247,6 +247,7 @@ class _Process:
             [(text, target) for text, target in links],
             users,
             groups,
+            places,
         )
         address, made = self._open_entrance(lambda: make_root(spec), request["loader"])
         program = find_program(request["programs"], request["path"])

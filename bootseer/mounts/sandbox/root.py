@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, ConfigError, StorageError
@@ -34,6 +35,7 @@ class RootSpec(NamedTuple):
     links: Sequence[tuple[str, str]] = ()  # (target, path of the link)
     users: Sequence[str] = ()  # lines of the node's passwd and group; () for the image's own files
     groups: Sequence[str] = ()
+    places: Sequence[str] = ()  # directories to make, for mounts that follow (namespaces.attach)
 
 
 class RootResult(NamedTuple):
@@ -171,6 +173,9 @@ class _Maker:
     def fill(self) -> None:
         """Add everything that is visible besides the image's own files."""
         self._make_mount_point(OWN_DIRECTORY, is_folder=True)
+        for directory in self._spec.places:
+            with suppress(BootseerError, OSError):  # the mount there fails later, and is reported
+                self._make_mount_point(directory, is_folder=True)
         for text, target in self._spec.links:
             self._link(text, target)
         for lines, name in ((self._spec.users, "passwd"), (self._spec.groups, "group")):

@@ -46,6 +46,7 @@ def run_in_image(request: ImageRequest, argv: Sequence[str], *, is_whole_start: 
     try:
         for note in image.notes:
             _log.line(note)
+        image.show_status_folder()
         status = _run([*image.prefix, *argv], image.environ(os.environ))
         figures = image.source.first_step() if is_whole_start else {}
     finally:

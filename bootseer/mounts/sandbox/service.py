@@ -66,6 +66,8 @@ class ImageService:
             except TimeoutError:
                 if self._is_lost():
                     return
+                if self._image is not None:
+                    self._image.show_status_folder()  # not earlier, as ranks are being started
                 continue
             if order is None or self._is_lost():
                 return

@@ -65,6 +65,13 @@ class ImageSource(Protocol):
         """End the recording, as the start is over. Returns statistics."""
         ...
 
+    def open_status_folder(self) -> str:
+        """Return the directory of its status folder, which is mounted if it was not; "" for none.
+
+        Raises: ConfigError, StorageError.
+        """
+        ...
+
     def is_lost(self) -> bool:
         """Return whether its server has ended, so that reads fail."""
         ...
@@ -213,6 +220,9 @@ class DirectorySource:
     def first_step(self) -> Mapping[str, float]:
         return {}
 
+    def open_status_folder(self) -> str:
+        return ""
+
     def is_lost(self) -> bool:
         return False
 
@@ -246,6 +256,9 @@ class MountedSource:
         figures = _numbers(status)
         figures.update((name, max(0.0, figures[name] - value)) for name, value in self._before.items())
         return {**figures, "recorded": float(is_recorded)}
+
+    def open_status_folder(self) -> str:
+        return self._tree.status_folder()
 
     def is_lost(self) -> bool:
         return self._lease.is_lost()
@@ -288,6 +301,9 @@ class UnpackedSource:
 
     def first_step(self) -> Mapping[str, float]:
         return {"written_bytes": self._tree.written_bytes}
+
+    def open_status_folder(self) -> str:
+        return ""
 
     def is_lost(self) -> bool:
         return False

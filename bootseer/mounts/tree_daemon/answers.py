@@ -6,6 +6,7 @@ hello       waits until the tree can be used; returns where it is. {"idle_s": 60
 hold        as hello; while the connection is open the daemon does not end by itself
 config      how to run the image
 status      figures
+status-folder  mounts the status folder, if it is not mounted yet; returns where it is
 first-step  the start is over: ends and stores the access trace; streams the missing blocks
 prefetch    fetches the access trace of a workload, or with {"whole": true} all
 trace       where the recordings of this node are
@@ -18,7 +19,8 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,7 +28,11 @@ from bootseer import aio
 from bootseer.errors import ConfigError, StorageError
 from bootseer.mounts.tree_daemon.daemon import Daemon
 from bootseer.mounts.tree_daemon.hot import HotBlocks
+from bootseer.mounts.tree_daemon.parts import DaemonParts
 from bootseer.storage import redact
+
+if TYPE_CHECKING:
+    from bootseer.mounts.tree_daemon.status_folder import StatusFolder
 
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
 _MAX_S = 1e9
@@ -37,12 +43,14 @@ class RequestHandlers:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._folder: StatusFolder | None = None
         self._known: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
             "ping": self._ping,
             "hello": self._hello,
             "hold": self._hold,
             "config": self._config,
             "status": self._status,
+            "status-folder": self._status_folder,
             "first-step": self._first_step,
             "prefetch": self._prefetch,
             "trace": self._trace,
@@ -122,10 +130,31 @@ class RequestHandlers:
             said["cache"] = await aio.run_io(daemon.parts.tree_cache.statistics)
             said["histograms"] = daemon.parts.fetcher.histograms()
             said["not_kept"] = daemon.parts.tree_cache.full_reason
+            said["failing"] = self._failing(daemon.parts)
         if daemon.hot is not None:
             said.update(daemon.hot.statistics())
         said["device"] = daemon.stack.statistics()._asdict()
         return said
+
+    def _failing(self, parts: DaemonParts) -> dict[str, Any]:
+        """Return the blocks that readers cannot get now, and why."""
+        count, error = parts.fetcher.failing()
+        faults = self._daemon.faults
+        lines = [] if faults is None else faults.missing_lines(parts.tree_cache.has)
+        return {"blocks": max(count, len(lines)), "error": error or next(iter(lines), "")}
+
+    async def _status_folder(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        del request
+        daemon = self._daemon
+        async with daemon.mounting:
+            self._hot()
+            if self._folder is None or not await aio.run_io(self._folder.is_shown):
+                from bootseer.mounts.tree_daemon.status_folder import StatusFolder
+
+                folder = StatusFolder(daemon.place.status, partial(self._status, {}))
+                await aio.run_io(folder.start, await self._status({}))
+                self._folder = folder
+            return {"folder": daemon.place.status}
 
     async def _first_step(self, request: Mapping[str, Any]) -> dict[str, Any]:
         del request

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.tree_files import write_whole
@@ -79,6 +79,11 @@ class TreeFaults:
     def lines(self) -> list[str]:
         """Return why blocks could not be read at the last request; none: all can be."""
         return list(dict.fromkeys(why for why, _ in self._unreadable.values()))
+
+    def missing_lines(self, has: Callable[[int], bool]) -> list[str]:
+        """Return `lines` without those of blocks that are cached by now. Args: has: whether a block is."""
+        unreadable = list(self._unreadable.items())
+        return list(dict.fromkeys(why for number, (why, _) in unreadable if not has(number)))
 
     @property
     def is_damaged(self) -> bool:

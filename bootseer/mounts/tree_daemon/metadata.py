@@ -23,6 +23,7 @@ from bootseer.tree.index import MAX_RAW_INDEX_BYTES, Config, Index
 _log = get_logger(__name__)
 
 NAME = f"erofs-{erofs.VERSION}"
+WITH_PLACE = f"{NAME}-status"  # for a mount with a status folder
 _DIGEST_BYTES = 32
 
 
@@ -35,15 +36,15 @@ class _Blocks(msgspec.Struct):
     blocks: bytes
 
 
-def read(directory: str, digest: str) -> bytes | None:
+def read(directory: str, digest: str, name: str = NAME) -> bytes | None:
     """Return the stored metadata of a tree's cache directory; None when it is absent or damaged."""
     try:
-        fd = os.open(os.path.join(directory, NAME), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(fd, "rb", buffering=0) as file:
             seal, data = file.read(_DIGEST_BYTES), file.read()
     except OSError:
         return None
-    return data if data and seal == _seal(digest, data) else None
+    return data if data and seal == _seal(name, digest, data) else None
 
 
 def may_be_cached(cache: Cache, digest: str) -> bool:
@@ -51,10 +52,10 @@ def may_be_cached(cache: Cache, digest: str) -> bool:
     return os.path.lexists(os.path.join(cache.folder, TREES, digest, NAME))
 
 
-def store(directory: str, digest: str, data: bytes | bytearray | memoryview) -> None:
+def store(directory: str, digest: str, data: bytes | bytearray | memoryview, name: str = NAME) -> None:
     """Store metadata for the next start. Without space it is made again then."""
     try:
-        write_whole(directory, NAME, b"".join([_seal(digest, data), data]))
+        write_whole(directory, name, b"".join([_seal(name, digest, data), data]))
     except OSError as error:
         _log.info("%s: the tree's metadata is not cached: %s", directory, error.strerror)
 
@@ -94,5 +95,5 @@ def _without_entries(tool: str, config: Config, packs: list[tuple[bytes, int]], 
     )  # fmt: skip
 
 
-def _seal(digest: str, data: bytes | bytearray | memoryview) -> bytes:
-    return hashlib.sha256(f"{NAME} {digest} ".encode() + hashlib.sha256(data).digest()).digest()
+def _seal(name: str, digest: str, data: bytes | bytearray | memoryview) -> bytes:
+    return hashlib.sha256(f"{name} {digest} ".encode() + hashlib.sha256(data).digest()).digest()

@@ -29,8 +29,8 @@ FIRST = struct.Struct("<Q")  # bytes that are there
 CHECKED = b"+"
 DONE = struct.Struct("<Q")  # bytes that the metadata has
 PATIENCE_S = 60.0  # for either part
-_HEAD_BYTES = 65  # one of _CHECKS, the digest in hex
-_CHECKS = {False: b"-", True: b"+"}
+_HEAD_BYTES = 66  # two flags: validates files, adds the place of a status folder; the digest in hex
+_FLAGS = {False: b"-", True: b"+"}
 
 
 class Maker:
@@ -50,24 +50,28 @@ class Maker:
         """Return its pid; 0: there is none, or no longer."""
         return self._helper.pid if self._helper is not None else 0
 
-    def begin(self, index_bytes: bytes, digest: str) -> None:
-        """Send it an index object with this digest, unless it has one. Errors show in `first`."""
+    def begin(self, index_bytes: bytes, digest: str, *, adds_place: bool = False) -> None:
+        """Send it an index object with this digest, unless it has one. Errors show in `first`.
+
+        Args: adds_place: of a status folder.
+        """
         if self._helper is None or self._is_asked:
             return
         try:
             fd = to_memory(index_bytes)
             try:
-                self.begin_with(fd, digest, checks=True)
+                self.begin_with(fd, digest, checks=True, adds_place=adds_place)
             finally:
                 os.close(fd)
         except OSError:
             pass
 
-    def begin_with(self, index: int, digest: str, *, checks: bool) -> None:
+    def begin_with(self, index: int, digest: str, *, checks: bool, adds_place: bool = False) -> None:
         """Send it an index in a memory file, which stays open. `checks`: whether it validates the files in it."""
         try:
             if self._helper is not None:
-                socket.send_fds(self._helper.connection, [_CHECKS[checks] + digest.encode()], [index])
+                head = _FLAGS[checks] + _FLAGS[adds_place] + digest.encode()
+                socket.send_fds(self._helper.connection, [head], [index])
                 self._is_asked = True
         except OSError:
             pass
@@ -160,14 +164,14 @@ def _make(connection: socket.socket) -> int:
     if not fds:
         return 0  # it is not needed
     gc.disable()
-    digest, is_checking = said[1:].decode(), said[:1] == _CHECKS[True]
+    digest, is_checking, adds_place = said[2:].decode(), said[:1] == _FLAGS[True], said[1:2] == _FLAGS[True]
     with open(fds[0], "rb", buffering=0) as file:
         index_bytes = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
     index = read_unchecked(index_bytes, digest, "the index")
     slim = to_memory(write_slim(index))
     socket.send_fds(connection, [SLIM], [slim])
     os.close(slim)
-    making = erofs.MetadataImage(index, digest)
+    making = erofs.MetadataImage(_with_place(index) if adds_place else index, digest)
     fd = os.memfd_create("metadata", os.MFD_CLOEXEC)
     os.truncate(fd, making.max_bytes)
     data = mmap(fd, making.max_bytes)
@@ -183,3 +187,9 @@ def _make(connection: socket.socket) -> int:
     connection.send(CHECKED)
     connection.send(DONE.pack(making.write_rest(data)))
     return 0
+
+
+def _with_place(index: Index) -> Index:
+    from bootseer.tree.status_folder import with_place
+
+    return with_place(index)

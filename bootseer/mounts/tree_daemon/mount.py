@@ -98,6 +98,14 @@ class MountedTree(NamedTuple):
         """Return figures of blocks, device, prefetch, cache, and its leases."""
         return self._ask("status")
 
+    def status_folder(self) -> str:
+        """Mount the status folder (status_texts.py), if it is not mounted yet; return where it is.
+
+        Raises: ConfigError, StorageError, also for a daemon of an earlier version.
+        """
+        with _connect(self.control) as control:
+            return str(control.ask("status-folder", timeout_s=ANSWER_S)["folder"])
+
     def end_start(self) -> bool:
         """End the trace, as the job has made its first step. Return whether something was recorded."""
         return bool(self._ask("first-step")["recorded"])
@@ -154,6 +162,8 @@ def mount_tree(
     try:
         place_url, digest, trust = resolve_tree(url, trust, name, digest, options, runtime)
         place = TreeDirectory(prepare(runtime), digest)
+        if options.status_folder:
+            vetting = None  # its maker begins before it knows the settings
         return _find_or_start(place, place_url, trust, cache, workload, options, environ, end_s, vetting)
     finally:
         end_spare_daemon()  # if it was not needed

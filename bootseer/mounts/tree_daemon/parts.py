@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer import aio
@@ -66,6 +67,7 @@ class DaemonParts:
         self._vetted: SuppliedIndex | None = None  # the starter validates the index instead
         self._growing: MetadataMemory | None = None
         self._is_made = asyncio.Event()  # all of the metadata is there
+        self._has_place = False  # for a status folder, in the metadata
 
     @property
     def folder(self) -> str:
@@ -144,6 +146,10 @@ class DaemonParts:
         """Make the metadata in a thread: without the maker, or when that has failed."""
         tree = self.tree_cache.tree
         full = self._full or await aio.run_io(indexes.read_unchecked, self._index_bytes, tree, "its index")
+        if self._has_place:
+            from bootseer.tree.status_folder import with_place
+
+            full = await aio.run_io(with_place, full)
         return await aio.run_io(erofs.metadata, full, tree)
 
     @property
@@ -160,7 +166,8 @@ class DaemonParts:
             digest = self.tree_cache.tree
             await aio.run_io(self.cache.write_index, digest, data)
             self._index_bytes = b""
-            await aio.run_io(tree_metadata.store, _directory(self.cache, digest), digest, self._metadata)
+            directory, name = _directory(self.cache, digest), _metadata_name(self._has_place)
+            await aio.run_io(tree_metadata.store, directory, digest, self._metadata, name)
 
 
 class Stores(NamedTuple):
@@ -206,7 +213,8 @@ async def open_parts(
     maker = tree_maker.take()
     stack.callback(maker.close)
     directory = _directory(cache, digest)
-    metadata = await aio.run_io(tree_metadata.read, directory, digest)
+    has_place = settings.status_folder
+    metadata = await aio.run_io(tree_metadata.read, directory, digest, _metadata_name(has_place))
     index: Index | None = None
     full: Index | None = None
     index_bytes = b""
@@ -217,9 +225,9 @@ async def open_parts(
         maker.close()
     elif vetted is not None:
         index_bytes = await aio.run_io(vetted.read, digest)
-        index = await aio.run_io(_open_vetted, maker, index_bytes, digest)
+        index = await aio.run_io(_open_vetted, maker, index_bytes, digest, has_place)
     else:
-        full, index_bytes = await _open_index(store, cache, digest, maker)
+        full, index_bytes = await _open_index(store, cache, digest, maker, has_place)
         index = tree_metadata.slim(full)
     fetcher = await open_fetcher(stack, settings, store, cache, index, digest)
     trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
@@ -227,6 +235,7 @@ async def open_parts(
     parts = DaemonParts(cache, fetcher.cache, index, fetcher, traces, maker, stores)
     parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
     parts._is_new, parts._vetted = is_new, vetted if is_new else None
+    parts._has_place = has_place
     return parts
 
 
@@ -259,18 +268,20 @@ def _read_known(cache: Cache, digest: str) -> Index | None:
     return None if data is None else tree_metadata.decode_slim(data, digest)
 
 
-def _open_vetted(maker: Maker, data: bytes, digest: str) -> Index:
+def _open_vetted(maker: Maker, data: bytes, digest: str, adds_place: bool) -> Index:
     """Return the part of an index object for fetching; only that is validated here."""
-    maker.begin(data, digest)
+    maker.begin(data, digest, adds_place=adds_place)
     index = maker.slim() or tree_metadata.decode_slim(data, digest)
     indexes.check_blocks(index, f"the index of {digest}")
     return index
 
 
-async def _open_index(store: Store, cache: Cache, digest: str, maker: Maker) -> tuple[Index, bytes]:
+async def _open_index(
+    store: Store, cache: Cache, digest: str, maker: Maker, adds_place: bool
+) -> tuple[Index, bytes]:
     """Read the index, with a valid shape, and its stored form; send it to `maker`. The digest is trusted."""
     data = await aio.run_io(cache.read_index, digest) or await read_index_bytes(store, digest)
-    await aio.run_io(maker.begin, data, digest)
+    await aio.run_io(partial(maker.begin, data, digest, adds_place=adds_place))
     where = url_of(store, index_path(digest))
     full = await aio.run_io(indexes.read_unchecked, data, digest, where)
     await aio.run_io(indexes.check_shape, full, where)
@@ -283,6 +294,10 @@ def open_cache(settings: Settings) -> Cache:
         return open_named_cache(os.environ)
     limit = Limit(settings.cache_bytes, settings.cache_share)
     return Cache(settings.cache_folder, limit=limit)
+
+
+def _metadata_name(has_place: bool) -> str:
+    return tree_metadata.WITH_PLACE if has_place else tree_metadata.NAME
 
 
 def _directory(cache: Cache, digest: str) -> str:

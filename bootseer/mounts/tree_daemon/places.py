@@ -5,6 +5,7 @@
                          state     pids, for ending them by force
                          device/   the FUSE mount
                          root/     the tree
+                         status/   the FUSE mount of the status folder, if it was requested
 
 RUNTIME is $BOOTSEER_RUNTIME, else /run/bootseer/0 for root, $XDG_RUNTIME_DIR/bootseer or /tmp/bootseer-UID for
 others. No other user may read it.
@@ -26,6 +27,7 @@ from bootseer.trust.owned_files import NotOwnedError, check_owned_directory
 
 VARIABLE = "BOOTSEER_RUNTIME"
 TREES, LOGS = "trees", "logs"
+STATUS = "status"
 MAX_STATE_BYTES = 4096
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -83,8 +85,8 @@ class TreeDirectory:
             raise ValueError(f"{digest[:80]!r} is no digest")
         self.runtime, self.digest = runtime, digest
         self.folder = os.path.join(runtime, TREES, digest)
-        self.control_path, self.root, self.device, self._lock_path, self._state_path = (
-            os.path.join(self.folder, name) for name in ("control", "root", "device", "lock", "state")
+        self.control_path, self.root, self.device, self.status, self._lock_path, self._state_path = (
+            os.path.join(self.folder, name) for name in ("control", "root", "device", STATUS, "lock", "state")
         )
 
     @classmethod
@@ -168,12 +170,32 @@ class TreeDirectory:
 
         Raises: ConfigError, StorageError.
         """
-        count = 0
+        count = self._clear_status()
         while found := kernel.clear(self.folder):
             count += found
             if count > 1000:
                 raise StorageError(f"{self.folder}: another process keeps mounting there")
         return count
+
+    def _clear_status(self) -> int:
+        """End the status folder, and its copies in the directories that show the tree in this namespace."""
+        try:
+            if STATUS not in os.listdir(self.folder):  # not accessed itself: its server may be stopped
+                return 0
+        except OSError:
+            return 0
+        mounted = kernel.mounts()
+        own = os.path.join(os.path.realpath(self.folder), STATUS)
+        top = {each.target: each for each in mounted}
+        status = top.get(own)
+        if status is None or not kernel.is_fuse(status):
+            return 0
+        kernel.abort(status.minor)
+        device = status.major, status.minor
+        copies = [each for each in top.values() if (each.major, each.minor) == device and each.target != own]
+        for each in copies:
+            kernel.unmount_lazily(each.target, kernel.FORCE)
+        return len(copies)
 
     def remove(self) -> None:
         """Remove the directory, and with it the lock's name. Nothing may be mounted there any more."""
@@ -181,6 +203,7 @@ class TreeDirectory:
             (self.control_path, os.unlink),
             (self.root, os.rmdir),
             (self.device, os.rmdir),
+            (self.status, os.rmdir),
             (f"{self._state_path}.new", os.unlink),
             (self._state_path, os.unlink),
             (self._lock_path, os.unlink),

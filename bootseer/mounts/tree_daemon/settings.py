@@ -39,3 +39,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cold_bytes_per_s: float | None = None  # of that
     shares: bool = False  # write the trace to the store, if it has none of this workload
     peers: str = ""  # path of the file of the job's peers, which are read before the store
+    status_folder: bool = False  # its place is added to the root

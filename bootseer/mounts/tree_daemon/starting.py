@@ -51,6 +51,7 @@ class TreeOptions(NamedTuple):
     shares: bool = False  # write the trace to the store, if it has none of this workload
     peers: str = ""  # path of the file of the job's peers, which are read before the store; the last job's count
     ready_s: float | None = None  # for the mount; None: as `tuning` says
+    status_folder: bool = False  # add its place, an empty directory, to the root; not together with `vetting`
 
     def resolved(self) -> ResolvedOptions:
         """Return the options that depend on `tuning`."""
@@ -103,7 +104,7 @@ def settings_of(
             for each in (
                 *("records", "prefetches", "streams"),
                 *("read_ahead_share", "whole_bytes", "stream_after_s", "cold_bytes_per_s"),
-                *("shares", "peers"),
+                *("shares", "peers", "status_folder"),
             )
         },
         "idle_s": options.resolved().idle_s,

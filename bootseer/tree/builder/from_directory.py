@@ -19,8 +19,10 @@ from bootseer.tree.builder.file_pieces import File, FileTasks, Identity, source_
 from bootseer.tree.builder.packing import Packer
 from bootseer.tree.index import MAX_XATTR_BYTES, OVERLAY_XATTRS, is_xattr
 from bootseer.tree.inodes import Inode
+from bootseer.tree.status_folder import NAME, is_marked
 from bootseer.tree.unpack.safe_directories import attribute_path, open_directory, open_root
 
+STATUS_FOLDER = NAME.encode()
 _NO_XATTRS = {errno.ENOTSUP, errno.ENODATA, errno.ENOSYS}
 
 
@@ -96,6 +98,8 @@ class _Walk:
         for name in sorted(map(os.fsencode, os.listdir(fd))):
             with source_errors(self._path, b"/".join((*names, name))):
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if not names and name == STATUS_FOLDER and is_marked(found):
+                    continue  # of the mount from which the tree is built
                 is_folder = stat.S_ISDIR(found.st_mode)
                 inode = self._linked.get((found.st_dev, found.st_ino))
                 if inode is None or found.st_nlink < 2 or is_folder:

@@ -408,6 +408,7 @@ complete -c bootseer -n '_shtab_bootseer_using image mount' -l no-prefetch -d 'F
 complete -c bootseer -n '_shtab_bootseer_using image mount' -l rate -x -d 'Maximum bytes per second of prefetches'
 complete -c bootseer -n '_shtab_bootseer_using image mount' -l idle -x -d 'Stop the server after this many idle seconds; 0 = never'
 complete -c bootseer -n '_shtab_bootseer_using image mount' -l deadline -x -d 'Seconds after which a read fails'
+complete -c bootseer -n '_shtab_bootseer_using image mount' -l status-folder -d 'Add a directory .bootseer with the mount'"'"'s state, for any user'
 complete -c bootseer -n '_shtab_bootseer_using image mount' -l json -d 'Print one JSON object to stdout'
 complete -c bootseer -n '_shtab_bootseer_using image; and test $_shtab_bootseer_npos -eq 0' -a umount -d 'End a mount. The process that serves the tree ends by itself once the tree is unused.'
 complete -c bootseer -n '_shtab_bootseer_using image umount' -s h -l help -d 'show this help message and exit'
