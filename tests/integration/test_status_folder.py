@@ -76,8 +76,11 @@ def is_readable(path: Path) -> bool:
         return False
 
 
-def status_mounts() -> list[str]:
-    return [each.target for each in kernel.mounts() if each.fstype == "fuse.bootseer-status"]
+def status_mounts(trees: Trees) -> list[str]:
+    """Those of this test's trees and directories: other tests have their own."""
+    own = (f"{trees.runtime}/", f"{trees.top}/")
+    found = [each.target for each in kernel.mounts() if each.fstype == "fuse.bootseer-status"]
+    return [target for target in found if target.startswith(own)]
 
 
 def serve_again(trees: Trees, change: Callable[[Path], object]) -> None:
@@ -233,7 +236,7 @@ def test_a_reader_does_not_hinder_an_unmount(trees: Trees, holds: str) -> None:
     run(trees, "umount", folder.parent)
     assert os.listdir(folder.parent) == []
     trees.wait_gone()
-    assert status_mounts() == [] and is_running(reader.pid)
+    assert status_mounts(trees) == [] and is_running(reader.pid)
 
 
 def test_a_program_that_uses_the_tree_keeps_the_folder_too(trees: Trees) -> None:
@@ -273,7 +276,7 @@ def test_nothing_is_left_of_a_killed_daemon(trees: Trees, killed: str) -> None:
                 read(folder)
             assert caught.value.errno in GONE
             wait_until(lambda: list_trees() == [], 10)  # the next user of the node cleans up
-        assert status_mounts() == []
+        assert status_mounts(trees) == []
         with pytest.raises(OSError) as caught:
             file.read()
         assert caught.value.errno in GONE
@@ -292,16 +295,16 @@ def test_a_stopped_daemon_is_ended_with_the_folder(trees: Trees, monkeypatch: py
     monkeypatch.setattr("bootseer.mounts.tree_daemon.ending.ANSWER_S", 1.0)
     assert unmount_tree(tree.digest)
     assert reader.wait(10).status != 0
-    assert status_mounts() == []
+    assert status_mounts(trees) == []
     assert kernel.unmount(os.fspath(folder.parent))
 
 
 def test_an_unmount_of_the_folder_by_others_is_repaired_at_the_next_request(trees: Trees) -> None:
     tree = trees.mount()
     folder = tree.status_folder()
-    assert tree.status_folder() == folder and len(status_mounts()) == 1
+    assert tree.status_folder() == folder and len(status_mounts(trees)) == 1
     assert kernel.unmount(folder)
-    assert tree.status_folder() == folder and len(status_mounts()) == 1
+    assert tree.status_folder() == folder and len(status_mounts(trees)) == 1
     assert read(Path(folder)) == "mounted\n"
 
 
@@ -309,10 +312,10 @@ def test_many_requests_at_once_make_one_folder(trees: Trees) -> None:
     tree = trees.mount()
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(lambda _: tree.status_folder(), range(16)))) == 1
-    assert len(status_mounts()) == 1
+    assert len(status_mounts(trees)) == 1
     assert tree.unmount()
     trees.wait_gone()
-    assert status_mounts() == []
+    assert status_mounts(trees) == []
 
 
 # ---- where there is none -----------------------------------------------------------------------------------
@@ -327,7 +330,7 @@ def test_a_tree_keeps_its_own_directory(trees: Trees) -> None:
     assert "status folder disabled: the tree has a .bootseer of its own" in line
     assert (directory / NAME / "state").read_text() == "mine"
     assert snapshot(os.fspath(directory)) == snapshot(trees.built.source)
-    assert status_mounts() == []
+    assert status_mounts(trees) == []
     run(trees, "umount", directory)
 
 
@@ -354,7 +357,7 @@ def test_no_folder_unless_it_is_requested(trees: Trees) -> None:
     directory.mkdir()
     run(trees, "mount", trees.url, directory)
     assert snapshot(os.fspath(directory)) == snapshot(trees.built.source)
-    assert status_mounts() == [] and len(trees.mounted()) == 2
+    assert status_mounts(trees) == [] and len(trees.mounted()) == 2
     assert not (trees.runtime / "trees" / trees.built.digest / "status").exists()
 
 
@@ -376,7 +379,7 @@ def test_programs_in_an_image_see_it(trees: Trees, writable: str) -> None:
     assert "No such file" in done.stderr
     unmount_tree(trees.built.digest, force=True)
     trees.wait_gone()
-    assert status_mounts() == []
+    assert status_mounts(trees) == []
 
 
 @pytest.mark.slow
@@ -422,4 +425,4 @@ def test_ranks_see_it_soon_after_their_start(trees: Trees) -> None:
     assert job.stdout.count(f"digest sha256:{trees.built.digest}\n") == 2 and "status folder" not in job.stderr
     unmount_tree(trees.built.digest, force=True)
     trees.wait_gone()
-    assert status_mounts() == []
+    assert status_mounts(trees) == []
