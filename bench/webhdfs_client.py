@@ -6,6 +6,7 @@
     before    a TCP connection (or TLS session) and the next free of 256 threads for each call, as before
     now       the product: kept connections, four threads
     aiohttp   its session, with 16 connections
+    floor     one socket that sends the same bytes and looks for the end of the answer: what the NameNode takes
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import ssl
 import sys
 import threading
@@ -101,10 +103,28 @@ async def with_aiohttp(web: str, calls: int, width: int, threads: _Threads) -> N
         await aio.map_bounded(call, range(calls), width=width)
 
 
+async def floor(web: str, calls: int, width: int, threads: _Threads) -> None:
+    del width, threads
+    parts = urlsplit(web)
+    assert parts.hostname is not None and parts.port is not None
+    request = f"GET {TARGET} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode()
+    with socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S) as plain:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        is_tls = parts.scheme == "https"
+        made = ssl.create_default_context().wrap_socket(plain, server_hostname=parts.hostname) if is_tls else plain
+        with made:
+            for _ in range(calls):
+                made.sendall(request)
+                answer = b""
+                while b"}}" not in answer:
+                    answer += made.recv(64 << 10)
+
+
 WAYS: dict[str, Callable[[str, int, int, _Threads], Awaitable[None]]] = {
     "before": before,
     "now": now,
     "aiohttp": with_aiohttp,
+    "floor": floor,
 }
 
 
