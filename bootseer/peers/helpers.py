@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable
 
 from bootseer.peers.health import MAX_PEERS, Health, State, late_s
+from bootseer.peers.link import ReadOutcome
 from bootseer.peers.membership import JobPeers, PeersFile
-from bootseer.peers.peer import Peer, ReadOutcome, ReadResult
+from bootseer.peers.peer import Peer, ReadResult
 from bootseer.peers.spans import ObjectName, Part, group_of, owners
 from bootseer.storage.engine.hedge import ReadDurations
 

@@ -50,8 +50,9 @@ from bootseer.mounts.tree_daemon.starting import TreeOptions, settings_of
 from bootseer.peers import Node, serve
 from bootseer.peers.auth import derive_key
 from bootseer.peers.filling import Filler
+from bootseer.peers.link import RangeRead, ReadOutcome
 from bootseer.peers.membership import PeersFile
-from bootseer.peers.peer import Peer, ReadOutcome, _Read
+from bootseer.peers.peer import Peer
 from bootseer.peers.serve import listen
 from bootseer.peers.server import PeerServer
 from bootseer.peers.spans import ObjectName
@@ -391,11 +392,10 @@ def begin_s(at: Place) -> object:
 
 def stall_s(at: Place) -> object:
     async def main() -> float:
-        async with asyncio.timeout(100.0) as scope:
-            read = _Read(cast(Any, None), 0, memoryview(b""), 0.0, lambda: 1e9)
-            read.scope = scope
-            read.record_life(1000.0)
-            return (scope.when() or 0.0) - 1000.0
+        read = RangeRead(cast(Any, None), 0, memoryview(b""), lambda: 1e9)
+        read.record_life()
+        lived_s = asyncio.get_running_loop().time()
+        return edge(at.value, lambda after_s: lived_s + after_s >= read.end_s, step=0.1) or 0.0
 
     return asyncio.run(main())
 
