@@ -10,6 +10,13 @@ Each node brings an image's tree, an environment's tree and a checkpoint's units
     lying    the peer of one node flips a bit in each quarter of a MiB
     slow     the peer of one node sends 200 kB/s
     killed   one node dies after KILLED_S, with all that runs on it; the figures are those of the others
+    before   as peers, with the reader of bench/peers_before.py
+    reads    each node only reads the checkpoint, from the peers
+    reads_before    the same with the former reader; READS has more ways
+
+`peers.cpu_ratio` is the CPU time a byte of the processes that read, `reads` over `reads_before` in the same round:
+all that they do from the first request to the last byte (bench/peers_reader.py). The servers do not count.
+`peers.node_cpu_ratio` is that of whole nodes, `peers` over `before`, so with digests, decoding, cache and imports.
 """
 
 from __future__ import annotations
@@ -48,11 +55,24 @@ TREES = {"image": 32, "env": 16}  # MB of files that do not compress
 CHECKPOINT_BYTES = 2 * UNIT_BYTES
 KILLED_S = 1.5
 SLOW_BYTES_PER_S = 200_000
-WAYS = ("plain", "peers", "lying", "slow", "killed")
+# Receiver (bench/peers_node.py) and event loop of readers that only read.
+READS = {
+    "reads": ("now", "asyncio"),
+    "reads_before": ("before", "asyncio"),
+    "reads_uvloop": ("now", "uvloop"),
+    "reads_before_uvloop": ("before", "uvloop"),
+    "reads_buffered": ("buffered", "asyncio"),
+    "reads_buffered_uvloop": ("buffered", "uvloop"),
+    "reads_buffered_low": ("buffered_low", "asyncio"),
+    "reads_buffered_low_uvloop": ("buffered_low", "uvloop"),
+}
+WAYS = ("plain", "peers", "lying", "slow", "killed", "reads", "reads_before")
+MORE_WAYS = ("before", *(way for way in READS if way not in WAYS))
 BAD = NODES - 1  # which node's peer is the bad one
 MAX_ADDED_S = MAX_PEERS * MAX_LATE_S
 _BURST = "512kb"
 TARGETS = {
+    "peers.cpu_ratio": Target(at_most=0.7, samples=ROUNDS),
     "peers.origin_copies": Target(at_most=1.15, samples=ROUNDS),
     "peers.vs_store": Target(at_least=1.5, samples=ROUNDS),
     "peers.lying_added_s": Target(at_most=MAX_ADDED_S, samples=ROUNDS),
@@ -67,6 +87,7 @@ class Made(NamedTuple):
     trees: dict[str, str]  # digests
     sums: list[str]
     objects: list[tuple[str, str, int]]  # folder of a store's root, path in it, bytes
+    object_sum: str  # SHA-256 of the checkpoint, hex
 
     @property
     def size_bytes(self) -> int:
@@ -83,11 +104,12 @@ class Sample(NamedTuple):
     lies: int  # liars found, by all readers together
     late: int  # reads that were taken away from a peer
     bypasses: int  # ranges that peers did not give, or not all of them
+    cpu_ns: float = 0.0  # of the readers' processes, a byte
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this bench."""
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="only some")
+    parser.add_argument("--ways", nargs="+", choices=[*WAYS, *MORE_WAYS], default=list(WAYS))
 
 
 def run(args: argparse.Namespace) -> Figures:
@@ -126,11 +148,19 @@ def to_figures(taken: Mapping[str, Sequence[Sample]]) -> Figures:
             if way in taken:
                 pairs = zip(column(way, "seconds"), column("peers", "seconds"), strict=True)
                 figures.add(f"peers.{way}_added_s", "s", [one - other for one, other in pairs])
+    if "before" in taken and "peers" in taken:
+        figures.add_ratio("peers.node_cpu_ratio", column("peers", "cpu_ns"), column("before", "cpu_ns"))
+    if "reads_before" in taken:
+        for way in READS:
+            if way in taken and way != "reads_before":
+                name = "peers.cpu_ratio" if way == "reads" else f"peers.{way}_cpu_ratio"
+                figures.add_ratio(name, column(way, "cpu_ns"), column("reads_before", "cpu_ns"))
     for way in taken:
         figures.add(f"peers.{way}_s", "s", column(way, "seconds"))
         if way != "peers":
             figures.add(f"peers.{way}_copies", "copies", column(way, "copies"))
         figures.add(f"peers.{way}_cpu_share", "of all processors", column(way, "cpu_share"))
+        figures.add(f"peers.{way}_reader_cpu_ns", "ns a byte", column(way, "cpu_ns"))
     return figures
 
 
@@ -152,18 +182,19 @@ def make(data: str) -> Made:
         trees[f"{name}/tree"] = image_ways.build(root, os.path.join(data, name), f"{data}-{name}-keys")["digest"]
         shutil.rmtree(root)
     os.makedirs(os.path.join(data, "ckpt"))
-    sums = []
+    sums, whole = [], hashlib.sha256()
     with open(os.path.join(data, "ckpt", "model.bin"), "wb") as file:
         for _ in range(CHECKPOINT_BYTES // UNIT_BYTES):
             unit = chance.randbytes(UNIT_BYTES)
             sums.append(hashlib.sha256(unit).hexdigest())
+            whole.update(unit)
             file.write(unit)
     objects = [("", "ckpt/model.bin", CHECKPOINT_BYTES)]
     for name in trees:
         for kind in ("packs", "index"):
             with os.scandir(os.path.join(data, name, kind)) as entries:
                 objects += [(f"/{name}", f"{kind}/{entry.name}", entry.stat().st_size) for entry in entries]
-    made = Made(trees, sums, objects)
+    made = Made(trees, sums, objects, whole.hexdigest())
     note(f"one copy is {made.size_bytes / MB:.0f} MB")
     return made
 
@@ -242,7 +273,8 @@ def run_way(way: str, made: Made, hosts: netns.Hosts, url: str, top: str, sums: 
     if way != "plain":
         write_files(url, made, nodes, directories)
         commands = [peer(way, number, host, directories[number]) for number, host in enumerate(nodes)]
-    readers = [(inside(host, python("bench.peers_node")), make_environ()) for host in nodes]
+    module = "bench.peers_reader" if way in READS else "bench.peers_node"
+    readers = [(inside(host, python(module)), make_environ()) for host in nodes]
     with programs(commands) as peers, programs(readers) as starting:
         for each in peers:
             each.listen(lambda line: line.startswith('{"port"'), 30.0)
@@ -250,12 +282,14 @@ def run_way(way: str, made: Made, hosts: netns.Hosts, url: str, top: str, sums: 
             task = {
                 "url": url,
                 "peers": os.path.join(directory, "peers.json") if peers else "",
-                "folder": os.path.join(directory, "cache"),
-                "trees": made.trees,
                 "object": "ckpt/model.bin",
                 "size": CHECKPOINT_BYTES,
-                "sums": made.sums,
             }
+            if way in READS:
+                task["receiver"], task["loop"] = READS[way]
+            else:
+                task |= {"folder": os.path.join(directory, "cache"), "trees": made.trees, "sums": made.sums}
+                task["receiver"] = "before" if way == "before" else "now"
             reader.say(json.dumps(task))
         for reader in starting:
             reader.listen(lambda line: line == "ready\n", 60.0)
@@ -276,11 +310,18 @@ def run_way(way: str, made: Made, hosts: netns.Hosts, url: str, top: str, sums: 
             reader.say("sums")
         answers = [json.loads(reader.listen(lambda line: line.startswith("{"))) for reader in living]
     shutil.rmtree(top, ignore_errors=True)
-    return to_sample(way, answers, sent / made.size_bytes, share, sums)
+    if way in READS:
+        return to_sample(way, answers, sent / CHECKPOINT_BYTES, share, [made.object_sum], CHECKPOINT_BYTES)
+    return to_sample(way, answers, sent / made.size_bytes, share, sums, made.size_bytes)
 
 
 def to_sample(
-    way: str, answers: Sequence[Mapping[str, Any]], copies: float, share: float, sums: list[str]
+    way: str,
+    answers: Sequence[Mapping[str, Any]],
+    copies: float,
+    share: float,
+    sums: list[str],
+    size_bytes: int,
 ) -> Sample:
     """Raises: BenchError unless every node has all, and the same as ever."""
     for answer in answers:
@@ -296,8 +337,11 @@ def to_sample(
     if way == "slow" and not late:
         raise BenchError("slow: nobody was late, so nothing was measured")
     bypasses = sum(answer["statistics"].get("bypasses", 0) for answer in answers)
+    if way in READS and bypasses:
+        raise BenchError(f"{way}: {bypasses} ranges came from the store, so its client was measured as well")
     seconds = (max(each["ended_ns"] for each in answers) - min(each["began_ns"] for each in answers)) / 1e9
-    return Sample(seconds, copies, share, lies, late, bypasses)
+    cpu_ns = sum(answer["cpu_s"] for answer in answers) * 1e9 / (size_bytes * len(answers))
+    return Sample(seconds, copies, share, lies, late, bypasses, cpu_ns)
 
 
 def served(url: str) -> int:

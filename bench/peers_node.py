@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -25,13 +26,21 @@ from bootseer.blocks.cache import Cache
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.prefetch import Prefetcher
 from bootseer.cache_folder import Limit
-from bootseer.peers import open_peer_store
+from bootseer.peers import helpers, open_peer_store
 from bootseer.storage import RangeReader, RangeRequest, SecondHand
 from bootseer.tree import index as indexes
 from bootseer.tree.opening import read_index_bytes
 
 UNIT_BYTES = 16 << 20
 UNITS_AT_ONCE = 4
+
+
+RECEIVERS = {
+    "now": ("bootseer.peers.peer", "Peer"),
+    "before": ("bench.peers_before", "Peer"),
+    "buffered": ("bench.peers_buffered", "BufferedPeer"),
+    "buffered_low": ("bench.peers_buffered", "BufferedLowWaterPeer"),
+}
 
 
 class Task(msgspec.Struct):
@@ -44,6 +53,7 @@ class Task(msgspec.Struct):
     object: str  # path of the checkpoint
     size: int
     sums: list[str]  # SHA-256 of its units, hex
+    receiver: str = "now"  # one of RECEIVERS
 
 
 class Fetched(NamedTuple):
@@ -107,11 +117,11 @@ async def bring_object(task: Task, stack: AsyncExitStack) -> Fetched:
 
 async def bring_all(task: Task) -> dict[str, Any]:
     """Everything at once, as a start does. When it is there, says so, and waits with the sums for a line."""
-    began_ns = time.monotonic_ns()
+    began_ns, cpu_began_s = time.monotonic_ns(), time.process_time()
     async with AsyncExitStack() as stack:
         trees = (bring_tree(task, name, stack) for name in task.trees)
         parts = await asyncio.gather(*trees, bring_object(task, stack))
-        ended_ns = time.monotonic_ns()
+        ended_ns, cpu_s = time.monotonic_ns(), time.process_time() - cpu_began_s
         print("done", flush=True)
         await aio.run_io(sys.stdin.readline)  # the sums would take the others' processors
         statistics: dict[str, int] = {}
@@ -121,11 +131,18 @@ async def bring_all(task: Task) -> dict[str, Any]:
         return {
             "began_ns": began_ns,
             "ended_ns": ended_ns,
+            "cpu_s": cpu_s,
             "sums": [part.sum() for part in parts],
             "missing": sum(part.missing for part in parts),
             "wrong": sum(part.wrong for part in parts),
             "statistics": statistics,
         }
+
+
+def receive_by(receiver: str) -> None:
+    """Replaces the product's reader of one peer, in this process."""
+    module, name = RECEIVERS[receiver]
+    setattr(helpers, "Peer", getattr(importlib.import_module(module), name))  # noqa: B010
 
 
 def _sum(view: memoryview) -> str:
@@ -135,6 +152,7 @@ def _sum(view: memoryview) -> str:
 def main() -> int:
     """One start."""
     task = msgspec.json.decode(sys.stdin.readline(), type=Task)
+    receive_by(task.receiver)
     print("ready", flush=True)
     if sys.stdin.readline():
         print(json.dumps(asyncio.run(bring_all(task))), flush=True)

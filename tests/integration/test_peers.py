@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from bench.peers_node import RECEIVERS, receive_by
 from bootseer import aio
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.prefetch import Prefetcher
 from bootseer.errors import DigestMismatch, IntegrityError, NotFound, StorageError
-from bootseer.peers import PeerStore, health, write_peers
+from bootseer.peers import PeerStore, health, helpers, write_peers
 from bootseer.peers.auth import origin_id
 from bootseer.peers.health import State
 from bootseer.peers.spans import SPAN_BYTES, ObjectName, cut, owners
@@ -134,6 +135,21 @@ def test_each_byte_leaves_the_store_once(server: FaultyHttpServer, tmp_path: Pat
     assert sum(each["upload_bytes"] + each["local_bytes"] for each in uploads) == 6 * SIZE  # type: ignore
     assert sum(each["store_read_bytes"] for each in uploads) == SIZE  # type: ignore[misc]
     assert all(set(each["sent_to"]) <= {"node0", "node1", "node2", "node3"} for each in uploads)  # type: ignore
+
+
+@pytest.mark.parametrize("receiver", RECEIVERS)
+def test_readers_that_the_bench_compares_read_the_same(
+    server: FaultyHttpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: str
+) -> None:
+    monkeypatch.setattr(helpers, "Peer", helpers.Peer)
+    receive_by(receiver)
+    with PeerNodes(tmp_path, server.url, 3) as nodes:
+
+        async def main() -> None:
+            for found in await read_on(nodes, 0, 1, 2):
+                assert (found["peer_bytes"], found["store_bytes"], found["bypasses"]) == (SIZE, 0, 0)
+
+        run(main)
 
 
 def test_only_what_is_asked_for_leaves_the_store(server: FaultyHttpServer, tmp_path: Path) -> None:
