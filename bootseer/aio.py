@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -85,13 +86,14 @@ async def run_abandonable(
 
 def statistics() -> dict[str, int]:
     """Return the numbers of threads of both kinds, of hanging abandoned calls, and of waiting calls."""
+    apart = [_apart, *_list_pools()]
     return {
         "io_threads": _io.threads,
         "io_waiting": len(_io.calls),
-        "apart_threads": _apart.threads,
-        "apart_waiting": len(_apart.calls),
-        "abandoned": _apart.abandoned,
-        "abandoned_ever": _apart.abandoned_ever,
+        "apart_threads": sum(pool.threads for pool in apart),
+        "apart_waiting": sum(len(pool.calls) for pool in apart),
+        "abandoned": sum(pool.abandoned for pool in apart),
+        "abandoned_ever": sum(pool.abandoned_ever for pool in apart),
     }
 
 
@@ -178,21 +180,22 @@ class _Threads:
             self.calls.append(call)
             if self._idle >= len(self.calls):
                 self._change.notify()
-            elif self.threads < self._most:
-                self._made += 1
-                thread = threading.Thread(
-                    target=self._work, args=(self._epoch,), name=f"{self._name}-{self._made}", daemon=True
-                )
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    if not self.threads:
-                        self.calls.remove(call)
-                        raise Unavailable(
-                            "no thread could be started: is the limit of processes reached?"
-                        ) from error
-                else:
-                    self.threads += 1
+                return
+            try:
+                self._start_thread()
+            except RuntimeError as error:
+                if not self.threads:
+                    self.calls.remove(call)
+                    raise Unavailable("no thread could be started: is the limit of processes reached?") from error
+
+    def _start_thread(self) -> None:
+        """Start one more, if that is allowed. With the lock held. Raises: RuntimeError."""
+        if self.threads < self._most:
+            self._made += 1
+            threading.Thread(
+                target=self._work, args=(self._epoch,), name=f"{self._name}-{self._made}", daemon=True
+            ).start()
+            self.threads += 1
 
     def try_drop(self, call: _Call[Any]) -> bool:
         """Remove a call that has not begun; return whether that succeeded."""
@@ -211,6 +214,9 @@ class _Threads:
                 self.threads -= 1
                 self.abandoned += 1
                 self.abandoned_ever += 1
+                if self.calls:  # they would wait for a thread that no longer counts
+                    with suppress(RuntimeError):  # the limit of processes: the next call tries again
+                        self._start_thread()
             elif call in self.calls:
                 self.calls.remove(call)
 
@@ -246,7 +252,8 @@ class AbandonablePool(_Threads):
 
     def __init__(self, name: str, threads: int) -> None:
         super().__init__(f"bootseer-{name}", threads)
-        _pools.add(self)
+        with _pools_lock:
+            _pools.add(self)
 
 
 async def _outlast(future: asyncio.Future[Any]) -> None:
@@ -367,7 +374,7 @@ def close() -> None:
         background, _background = _background, None
     if background is not None and background.thread.ident != threading.get_ident():
         background.end()
-    for pool in (_io, _apart, *_pools):
+    for pool in (_io, _apart, *_list_pools()):
         pool.end_idle()
 
 
@@ -452,16 +459,23 @@ def _get_background() -> _Background:
 
 def _forget_after_fork() -> None:
     """Start afresh in a forked child: its threads are gone, and may have held locks."""
-    global _io, _apart, _background, _background_lock
+    global _io, _apart, _background, _background_lock, _pools_lock
     if _background is not None:
         _inherited.append(_background)
     _io, _apart = _Threads("bootseer-io"), _Threads("bootseer-apart", APART_THREADS)
     _background, _background_lock = None, threading.Lock()
-    for pool in _pools:
+    _pools_lock = threading.Lock()
+    for pool in _list_pools():
         pool.forget_threads()
 
 
+def _list_pools() -> list[AbandonablePool]:
+    with _pools_lock:
+        return list(_pools)
+
+
 _pools: weakref.WeakSet[AbandonablePool] = weakref.WeakSet()
+_pools_lock = threading.Lock()
 _io = _Threads("bootseer-io")
 _apart = _Threads("bootseer-apart", APART_THREADS)
 _background: _Background | None = None

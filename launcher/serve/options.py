@@ -24,6 +24,7 @@ OTLP_S = 60.0  # between two exports
 MIN_OTLP_S = 1.0
 MAX_OTLP_S = 86400.0
 _OF_METRICS, _OF_ALL = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+_PROTOCOL = "OTEL_EXPORTER_OTLP"
 _EVERY = "OTEL_METRIC_EXPORT_INTERVAL"  # milliseconds
 _PATH = "/v1/metrics"
 MAX_IDLE_S = 30 * 86400.0
@@ -61,6 +62,7 @@ class Options(NamedTuple):
     is_quiet: bool
     shares: bool  # it is no error that another one listens there
     otlp: OtlpOptions | None = None
+    otlp_warning: str = ""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -114,40 +116,67 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def find_otlp(option: str, environ: Mapping[str, str]) -> OtlpOptions | None:
-    """Return where metrics are sent, None for nowhere. Raises: UsageError."""
-    endpoint = _find_endpoint(option, environ)
-    return OtlpOptions(endpoint, _find_every_s(environ), bool(option)) if endpoint else None
+def find_otlp(option: str, environ: Mapping[str, str]) -> tuple[OtlpOptions | None, str]:
+    """Return where metrics are sent, None for nowhere; and a warning about variables that cannot be used, or "".
+
+    Those variables are often set for other programs, so they never are an error. Raises: UsageError for `option`.
+    """
+    if option:
+        endpoint = _endpoint_of(option, is_base=None)
+        if endpoint is None:
+            shown = one_line(redact(option))
+            raise UsageError(f"--otlp {shown}: give the URL of a collector, such as http://localhost:4318")
+        return OtlpOptions(endpoint, _find_every_s(environ) or OTLP_S, True), ""
+    name = _OF_METRICS if environ.get(_OF_METRICS) else _OF_ALL
+    value = environ.get(name, "")
+    is_off = (
+        environ.get("OTEL_METRICS_EXPORTER", "") == "none"
+        or environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    )
+    if not value or is_off:
+        return None, ""
+    protocol = (
+        environ.get(f"{_PROTOCOL}_METRICS_PROTOCOL") or environ.get(f"{_PROTOCOL}_PROTOCOL") or "http/protobuf"
+    )
+    endpoint = _endpoint_of(value, is_base=name == _OF_ALL)
+    every_s = _find_every_s(environ)
+    if protocol != "http/protobuf":
+        why = f"{_PROTOCOL}_PROTOCOL={one_line(protocol)}: only http/protobuf is supported"
+    elif endpoint is None:
+        why = f"{name}={one_line(redact(value))}: no URL of HTTP"
+    elif every_s is None:
+        why = f"{_EVERY}={one_line(environ[_EVERY])}: give milliseconds, from {MIN_OTLP_S * 1000:g} on"
+    else:
+        return OtlpOptions(endpoint, every_s, False), ""
+    return None, f"metrics are not sent by OTLP: {why}"
 
 
-def _find_endpoint(option: str, environ: Mapping[str, str]) -> str:
-    for name, value, is_whole in (
-        ("--otlp", option, False),
-        (_OF_METRICS, environ.get(_OF_METRICS, ""), True),
-        (_OF_ALL, environ.get(_OF_ALL, ""), False),
-    ):
-        if not value:
-            continue
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UsageError(
-                f"{name} {one_line(redact(value))}: give the URL of a collector, such as http://localhost:4318"
-            )
-        # The variable of all signals is a base, also where it has a path.
-        is_base = not is_whole and (name == _OF_ALL or not parts.path.strip("/"))
-        return value.rstrip("/") + _PATH if is_base else value
-    return ""
+def _endpoint_of(text: str, *, is_base: bool | None) -> str | None:
+    """Return the URL of a collector's metrics; None for one that is not HTTP.
+
+    Args: is_base: whether the path of metrics is added; None: if it has no path.
+    """
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018  (is a number)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    path = parts.path.rstrip("/")
+    if is_base or (is_base is None and not path):
+        parts = parts._replace(path=path + _PATH)
+    return parts.geturl()
 
 
-def _find_every_s(environ: Mapping[str, str]) -> float:
+def _find_every_s(environ: Mapping[str, str]) -> float | None:
+    """Return the time between two exports; None for a value that is none."""
     text = environ.get(_EVERY, "")
     try:
         every_s = float(text) / 1000 if text else OTLP_S
     except ValueError:
-        every_s = 0.0
-    if not MIN_OTLP_S <= every_s <= MAX_OTLP_S:
-        raise UsageError(f"{_EVERY}={one_line(text)}: give milliseconds, from {MIN_OTLP_S * 1000:g} on")
-    return every_s
+        return None
+    return every_s if MIN_OTLP_S <= every_s <= MAX_OTLP_S else None
 
 
 def share_value(environ: Mapping[str, str], access: Access) -> str:
@@ -177,5 +206,5 @@ def parse(argv: Sequence[str]) -> Options:
         args.rank_metrics == "all",
         args.quiet,
         args.share,
-        find_otlp(args.otlp, os.environ),
+        *find_otlp(args.otlp, os.environ),
     )

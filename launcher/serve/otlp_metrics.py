@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
@@ -28,6 +28,7 @@ EXPORT_S = 15.0  # for one export
 LAST_S = 3.0  # for the one at the end
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1"}  # by the end of a name
 
+_Series = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 Collect = Callable[[], Awaitable[Sequence[Metric]]]
 
 
@@ -41,7 +42,7 @@ class OtlpExport:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are reported once, below
         self._exporter: Any = OTLPMetricExporter(endpoint=options.endpoint)
         self._endpoint, self._every_s, self._collect = options.endpoint, options.every_s, collect
-        self._began_ns = time.time_ns()
+        self._starts = SeriesStarts(time.time_ns())
         self._is_failing = False
         self._task = asyncio.create_task(self._run())
 
@@ -66,7 +67,7 @@ class OtlpExport:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         try:
-            data = to_otlp(await self._collect(), self._began_ns, time.time_ns())
+            data = to_otlp(await self._collect(), self._starts, time.time_ns())
             result = await aio.run_abandonable(self._exporter.export, data, timeout_s=EXPORT_S)
             has_failed = result is not MetricExportResult.SUCCESS
         except Exception:
@@ -81,8 +82,34 @@ class OtlpExport:
         self._is_failing = has_failed
 
 
-def to_otlp(families: Iterable[Metric], began_ns: int, now_ns: int) -> MetricsData:
-    """PURE: return the families as data of the SDK. Args: began_ns: since when sums and histograms count."""
+class SeriesStarts:
+    """Since when each sum and histogram counts: since the export before it was first seen.
+
+    A value that has fallen, as of a new job with the name of an earlier one, counts from the export before too. In
+    OTLP none falls without a new start.
+    """
+
+    def __init__(self, began_ns: int) -> None:
+        self._last_ns = began_ns
+        self._seen: dict[_Series, tuple[int, float]] = {}
+        self._next: dict[_Series, tuple[int, float]] = {}
+
+    def find(self, name: str, labels: Mapping[str, str], value: float) -> int:
+        """Return the start of a series, in ns."""
+        series = name, tuple(sorted(labels.items()))
+        start_ns, before = self._seen.get(series, (self._last_ns, 0.0))
+        if value < before:
+            start_ns = self._last_ns
+        self._next[series] = start_ns, value
+        return start_ns
+
+    def end_export(self, now_ns: int) -> None:
+        """Forget the series that were not looked for since the last call."""
+        self._seen, self._next, self._last_ns = self._next, {}, now_ns
+
+
+def to_otlp(families: Iterable[Metric], starts: SeriesStarts, now_ns: int) -> MetricsData:
+    """Return the families as data of the SDK."""
     from opentelemetry.sdk.metrics import export as sdk
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -92,22 +119,29 @@ def to_otlp(families: Iterable[Metric], began_ns: int, now_ns: int) -> MetricsDa
     for family in families:
         data: Any
         if family.type == "histogram":
-            data = sdk.Histogram(_histogram_points(family, began_ns, now_ns), cumulative)
+            data = sdk.Histogram(_histogram_points(family, starts, now_ns), cumulative)
+        elif family.type == "counter":
+            data = sdk.Sum([_point(family, sample, starts, now_ns) for sample in family.samples], cumulative, True)
         else:
-            start_ns = began_ns if family.type == "counter" else 0
-            points = [
-                sdk.NumberDataPoint(dict(sample.labels), start_ns, now_ns, float(sample.value))
-                for sample in family.samples
-            ]
-            data = sdk.Sum(points, cumulative, True) if family.type == "counter" else sdk.Gauge(points)
-        unit = next((_UNITS[end] for end in _UNITS if family.name.endswith(f"_{end}")), "1")
-        made.append(sdk.Metric(family.name, family.documentation, unit, data))
+            data = sdk.Gauge([_point(family, sample, None, now_ns) for sample in family.samples])
+        name = f"{family.name}_info" if family.type == "info" else family.name
+        unit = next((_UNITS[end] for end in _UNITS if name.endswith(f"_{end}")), "1")
+        made.append(sdk.Metric(name, family.documentation, unit, data))
+    starts.end_export(now_ns)
     scope = sdk.ScopeMetrics(InstrumentationScope("bootseer.serve"), made, "")
     resource = Resource({"service.name": "bootseer"})
     return sdk.MetricsData([sdk.ResourceMetrics(resource, [scope], "")])
 
 
-def _histogram_points(family: Metric, began_ns: int, now_ns: int) -> list[Any]:
+def _point(family: Metric, sample: Any, starts: SeriesStarts | None, now_ns: int) -> Any:
+    from opentelemetry.sdk.metrics.export import NumberDataPoint
+
+    value = float(sample.value)  # also where it is whole now: the type of a series must not change
+    start_ns = 0 if starts is None else starts.find(family.name, sample.labels, value)
+    return NumberDataPoint(dict(sample.labels), start_ns, now_ns, value)
+
+
+def _histogram_points(family: Metric, starts: SeriesStarts, now_ns: int) -> list[Any]:
     from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
     buckets: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
@@ -129,7 +163,7 @@ def _histogram_points(family: Metric, began_ns: int, now_ns: int) -> list[Any]:
         points.append(
             HistogramDataPoint(
                 attributes=dict(key),
-                start_time_unix_nano=began_ns,
+                start_time_unix_nano=starts.find(family.name, dict(key), sum(counts)),
                 time_unix_nano=now_ns,
                 count=sum(counts),
                 sum=sums.get(key, 0.0),

@@ -65,18 +65,25 @@ class Server:
     async def close(self) -> None:
         self._server.close()
         if self._export is not None:
-            await self._export.close()
+            try:
+                await self._export.close()
+            except Exception as error:
+                print(f"bootseer serve: warning: OTLP: {type(error).__name__}", file=sys.stderr)
         await self._runner.cleanup()
 
 
 def _export(options: Options, dashboard: Dashboard) -> OtlpExport | None:
+    if options.otlp_warning:
+        print(f"bootseer serve: warning: {options.otlp_warning}", file=sys.stderr)
     if options.otlp is None:
         return None
     try:
         return OtlpExport(options.otlp, dashboard.collect)
     except ModuleNotFoundError:
         print("bootseer serve: metrics are not sent by OTLP: pip install 'bootseer[otlp]'", file=sys.stderr)
-        return None
+    except Exception as error:  # of the library, by further variables, whose values may be secrets
+        print(f"bootseer serve: warning: metrics are not sent by OTLP: {type(error).__name__}", file=sys.stderr)
+    return None
 
 
 def _tls(options: Options) -> ssl.SSLContext | None:

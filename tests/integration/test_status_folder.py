@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bootseer.errors import StorageError
 from bootseer.linux import mount as kernel
 from bootseer.mounts.tree_daemon.mount import list_trees, unmount_tree
 from bootseer.mounts.tree_daemon.places import TreeDirectory
@@ -306,6 +307,38 @@ def test_an_unmount_of_the_folder_by_others_is_repaired_at_the_next_request(tree
     assert kernel.unmount(folder)
     assert tree.status_folder() == folder and len(status_mounts(trees)) == 1
     assert read(Path(folder)) == "mounted\n"
+
+
+def test_a_folder_whose_connection_was_aborted_is_replaced_at_the_next_request(trees: Trees) -> None:
+    tree = trees.mount()
+    folder = tree.status_folder()
+    (status,) = (each for each in kernel.mounts() if each.target == os.path.realpath(folder))
+    held = os.open(folder, os.O_PATH)
+    with pytest.raises(StorageError):
+        kernel.unmount(status.target, kernel.FORCE)  # it is in use, so only its connection ends
+    with pytest.raises(OSError):
+        os.listdir(folder)
+    assert tree.status_folder() == folder and len(status_mounts(trees)) == 1
+    assert read(Path(folder)) == "mounted\n"
+    os.close(held)
+
+
+def test_one_folder_where_the_runtime_directory_is_behind_a_link(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /var/run is: the kernel lists the mount by its real path."""
+    real = trees.top / "real"
+    real.mkdir(0o700)
+    link = trees.top / "link"
+    link.symlink_to(real)
+    monkeypatch.setenv("BOOTSEER_RUNTIME", os.fspath(link / "rt"))
+    tree = trees.mount()
+    folder = tree.status_folder()
+    assert tree.status_folder() == folder
+    found = [each for each in kernel.mounts() if each.target.startswith(f"{real}/") and "status" in each.fstype]
+    assert len(found) == 1
+    assert read(Path(folder)) == "mounted\n"
+    assert unmount_tree(tree.digest)
 
 
 def test_many_requests_at_once_make_one_folder(trees: Trees) -> None:

@@ -83,8 +83,9 @@ class TreeDirectory:
     def __init__(self, runtime: str, digest: str) -> None:
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest[:80]!r} is no digest")
-        self.runtime, self.digest = runtime, digest
-        self.folder = os.path.join(runtime, TREES, digest)
+        # As the kernel lists mounts: there may be a link above, such as /var/run.
+        self.runtime, self.digest = os.path.realpath(runtime), digest
+        self.folder = os.path.join(self.runtime, TREES, digest)
         self.control_path, self.root, self.device, self.status, self._lock_path, self._state_path = (
             os.path.join(self.folder, name) for name in ("control", "root", "device", STATUS, "lock", "state")
         )

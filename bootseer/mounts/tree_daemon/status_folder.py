@@ -23,6 +23,7 @@ _log = get_logger(__name__)
 
 FRESH_S = 0.2
 PATIENCE_S = 0.5
+MAX_DEAD = 16  # mounts whose server has ended, one on another
 
 
 class StatusFolder:
@@ -34,19 +35,25 @@ class StatusFolder:
         self._loop = asyncio.get_running_loop()
         self._texts: Mapping[str, bytes] = {}
         self._made_s = 0.0
-        self._files = TextFiles(directory, self._find_texts, mtime_ns=MARK_NS)
+        self._files = TextFiles(self._directory, self._find_texts, mtime_ns=MARK_NS)
 
     def start(self, status: Mapping[str, Any]) -> None:
         """Mount it. Blocks. Args: status: the first one. Raises: ConfigError, StorageError."""
         self._keep(status)
+        for _ in range(MAX_DEAD):
+            if not self._is_mounted():
+                break
+            kernel.unmount_lazily(self._directory, kernel.FORCE)  # its server has ended
         with map_os_errors(self._directory):
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
         self._files.start()
 
     def is_shown(self) -> bool:
         """Return whether it is mounted in its directory; False after an unmount by another process."""
-        is_there = any(each.target == self._directory and kernel.is_fuse(each) for each in kernel.mounts())
-        return is_there and self._files.is_serving()
+        return self._is_mounted() and self._files.is_serving()
+
+    def _is_mounted(self) -> bool:
+        return any(each.target == self._directory and kernel.is_fuse(each) for each in kernel.mounts())
 
     def _find_texts(self) -> Mapping[str, bytes]:
         if time.monotonic() - self._made_s >= FRESH_S:

@@ -18,11 +18,13 @@ class CancelHandle:
         # Not the connection, which forgets its socket while a response is still read from it.
         self._socket: socket.socket | None = None
         self.is_cut = False
+        self.held = 0  # sockets so far: whether a request may have been sent
 
     def hold(self, connected: socket.socket | None) -> None:
         """Register the socket of the request, or None at its end. Raises: RequestCancelled."""
         with self._lock:
             self._socket = connected
+            self.held += connected is not None
             if self.is_cut and connected is not None:
                 raise RequestCancelled
 

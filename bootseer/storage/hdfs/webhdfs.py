@@ -29,7 +29,7 @@ ANSWER_S = 0.7  # a live DataNode answers sooner, unless it is very busy; then o
 
 
 class WebHdfs:
-    """One HDFS over HTTP. `timeout_s`: the longest time for a call to the NameNode."""
+    """One HDFS over HTTP. `timeout_s`: the longest time for a call to one NameNode; the next one has as much."""
 
     def __init__(self, client: WebHdfsClient, *, timeout_s: float) -> None:
         self._client = client
@@ -126,9 +126,10 @@ class WebHdfs:
     async def _ask(self, path: str, func: Callable[[CancelHandle], T]) -> T:
         wire = CancelHandle()
         try:
-            return await aio.run_abandonable(func, wire, timeout_s=self._timeout_s, pool=self._pool)
+            limit_s = self._timeout_s * self._client.namenode_count
+            return await aio.run_abandonable(func, wire, timeout_s=limit_s, pool=self._pool)
         except TimeoutError as error:
-            raise StorageTimeout(f"webhdfs {path}: no answer within {self._timeout_s:g} s") from error
+            raise StorageTimeout(f"webhdfs {path}: no answer within {limit_s:g} s") from error
         finally:
             wire.cut()
 

@@ -35,6 +35,7 @@ from bootseer.storage.http.client import HttpClient, HttpResponse
 PREFIX = "/webhdfs/v1"
 MAX_ANSWER_BYTES = 256 << 20  # a listing of a million names
 _MAX_ERROR_BYTES = 1 << 20
+MAX_IDLE = 4  # kept connections to one NameNode
 CONNECT_S = 5.0  # for a host that does not answer; a refusal arrives at once
 _STEP_BYTES = 256 << 10  # of receiving and sending: the deadline applies to each step
 _SEND_BUFFER_BYTES = 1 << 20  # little in-flight data, so that a stall is noticed early
@@ -99,6 +100,7 @@ class WebHdfsClient:
 
     Args:
         namenodes: host:port of the web server of each NameNode; the client finds and remembers the active one.
+        timeout_s: for an answer of one NameNode.
         rpc: the NameNode for DataNodes: its host:port, or the nameservice's name.
             "" takes it from the NameNode's first redirect.
     """
@@ -113,12 +115,15 @@ class WebHdfsClient:
         self._rpc = rpc
         self._active = 0
         self._counts = StoreCounters()
-        # A NameNode that is frozen leaves the others their share of the time of a call.
-        self._http = _NameNodeHttp(timeout_s / max(1, len(namenodes)), self._tls, self._counts)
+        self._http = _NameNodeHttp(timeout_s, self._tls, self._counts)
 
     @property
     def requests(self) -> int:
         return self._counts.to_dict()["requests"]
+
+    @property
+    def namenode_count(self) -> int:
+        return len(self._namenodes)
 
     def close(self) -> None:
         """Close the kept connections; later calls still work."""
@@ -282,11 +287,18 @@ class WebHdfsClient:
     def _ask(
         self, method: str, path: str, op: str, wire: CancelHandle | None, *, is_once: bool = False, **options: str
     ) -> dict[str, Any]:
-        """Return the answer to one call. `is_once`: do not send it twice, as the second answer would differ."""
+        """Return the answer to one call.
+
+        `is_once`: once it was sent, another NameNode is asked only if this one has refused it. Where this one has
+        done it without an answer, the answer of the other would be wrong.
+        """
         target = self._target(path, op, options)
-        return self._at_active(
-            lambda namenode: self._get_json(method, namenode, target, path, wire, is_once=is_once)
-        )
+        try:
+            return self._at_active(
+                lambda namenode: self._get_json(method, namenode, target, path, wire, is_once=is_once)
+            )
+        except _UnansweredError as error:
+            raise error.failure from error.failure.__cause__
 
     def _at_active(self, call: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """Call the NameNode that answered last, then the others."""
@@ -333,10 +345,16 @@ class WebHdfsClient:
         is_once: bool = False,
     ) -> _Reply:
         """Send a request to a NameNode; its connection is kept for the next one."""
-        _check_address(netloc)
+        wire = wire or CancelHandle()
+        held = wire.held
         shown = f"{self._shown(path)}: {netloc}"
-        exchange = self._http.begin_call(method, netloc, target, wire or CancelHandle(), shown, is_fresh=is_once)
-        content = exchange.read_all(MAX_ANSWER_BYTES)
+        try:
+            exchange = self._http.begin_call(method, netloc, target, wire, shown, is_fresh=is_once)
+            content = exchange.read_all(MAX_ANSWER_BYTES)
+        except Unavailable as error:
+            if is_once and wire.held > held:
+                raise _UnansweredError(error) from error
+            raise
         return self._Reply(exchange.status, exchange.headers.get("Location", ""), content)
 
     def _at_datanode(
@@ -453,19 +471,31 @@ class WebHdfsClient:
         return f"{'s' if self._tls else ''}webhdfs://{self._namenodes[self._active]}{path}"
 
 
+class _UnansweredError(Exception):
+    """A call was sent, and its answer did not come."""
+
+    def __init__(self, failure: Unavailable) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
 class _NameNodeHttp(HttpClient):
     """Kept connections to NameNodes. Proxies of the environment are not used."""
 
     def __init__(self, timeout_s: float, tls: ssl.SSLContext | None, counts: StoreCounters) -> None:
         connect_s = min(CONNECT_S, timeout_s)
-        super().__init__(timeout_s=timeout_s, connect_s=connect_s, headers={}, ca_file="", counts=counts)
+        super().__init__(
+            timeout_s=timeout_s, connect_s=connect_s, headers={}, ca_file="", counts=counts, max_idle=MAX_IDLE
+        )
         self._context = tls
 
     def begin_call(
         self, method: str, netloc: str, target: str, wire: CancelHandle, shown: str, *, is_fresh: bool
     ) -> HttpResponse:
         """Send a request without a body until its response begins; a redirect is a response."""
-        url = urlsplit(f"{'http' if self._context is None else 'https'}://{netloc}{target}")
+        host, port = _check_address(netloc)
+        server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        url = urlsplit(f"{'http' if self._context is None else 'https'}://{server}{target}")
         headers = {} if method == "GET" else {"Content-Length": "0"}
         return self._send(method, url, headers, wire, is_fresh, shown=shown)
 

@@ -139,8 +139,10 @@ class HttpClient:
         ca_file: str,
         counts: StoreCounters,
         connect_s: float = 0.0,
+        max_idle: int = MAX_IDLE,
     ) -> None:
-        """Args: timeout_s: of each step; connect_s: of connecting, 0 for the same."""
+        """Args: timeout_s: of each step; connect_s: of connecting, 0 for the same; max_idle: kept of a server."""
+        self._max_idle = max_idle
         self._timeout_s = timeout_s
         self._connect_s = connect_s or timeout_s
         self._headers = dict(headers)
@@ -177,13 +179,18 @@ class HttpClient:
 
     def keep(self, key: Origin, connection: http.client.HTTPConnection) -> None:
         """Keep a connection for later requests; close it if the client is closed."""
-        dropped: http.client.HTTPConnection | None = connection
+        dropped = [connection]
         with self._lock:
             if self._pid == os.getpid() and not self._is_closed:
-                self._idle.append((key, connection, time.monotonic()))
-                dropped = self._idle.pop(0)[1] if len(self._idle) > MAX_IDLE else None
-        if dropped is not None:
-            dropped.close()
+                now_s = time.monotonic()
+                self._idle.append((key, connection, now_s))
+                young = [each for each in self._idle if now_s - each[2] < IDLE_S]
+                surplus = [each for each in young if each[0] == key][: -self._max_idle]
+                kept = [each for each in young if each not in surplus][-MAX_IDLE:]
+                dropped = [each[1] for each in self._idle if each not in kept]
+                self._idle = kept
+        for each_dropped in dropped:
+            each_dropped.close()
 
     def _proxy_for(self, parts: SplitResult) -> SplitResult | None:
         """Return the proxy from the environment at the time of the first request to the server."""
@@ -247,6 +254,7 @@ class HttpClient:
                         raise error from None
                 return HttpResponse(self, key, connection, wire, shown)
             except BaseException as error:
+                wire.hold(None)  # before its descriptor can be another's
                 connection.close()
                 connection = None
                 if isinstance(error, RequestCancelled):

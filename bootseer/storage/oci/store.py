@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.errors import IntegrityError, NotFound, SourceChanged, StorageError, Truncated, Unavailable
@@ -45,6 +46,11 @@ _KINDS = {"index": (TREE_INDEX, MAX_TREE_INDEX_BYTES), "packs": (TREE_PACK, MAX_
 _NONE: Mapping[str, object] = {}
 
 
+class _KnownTrace(NamedTuple):
+    manifest: str  # digest
+    blob: Descriptor
+
+
 class OciStore(ReadOnlyStore):
     """A `Store` whose writes raise StorageError.
 
@@ -76,7 +82,7 @@ class OciStore(ReadOnlyStore):
         self._resolving = threading.Lock()
         self._tree: TreeFiles | None = None
         self._files: dict[str, Descriptor] = {}  # by path, of all versions seen
-        self._traces: dict[str, Descriptor] = {}  # by path: the blob
+        self._traces: dict[str, _KnownTrace] = {}  # by path
 
     async def stat(self, path: str) -> Stat:
         descriptor = await self._find(path, is_current=True)
@@ -116,13 +122,12 @@ class OciStore(ReadOnlyStore):
         sizes = {path: blob.size for path, blob in tree.files.items()}
         if not directory or directory.partition("/")[0] == "traces":
             found_traces = await self._list_traces(tree)
-            inside = {path for path in found_traces if path.startswith(f"{directory}/")}
-            await aio.map_bounded(
-                lambda path: self._read_trace(path, found_traces[path]),
-                inside - self._traces.keys(),
-                width=TRACE_READS,
+            inside = [path for path in found_traces if path.startswith(f"{directory}/")]
+            blobs = await aio.map_bounded(
+                lambda path: self._read_trace(path, found_traces[path]), inside, width=TRACE_READS
             )
-            sizes |= {path: self._traces[path].size if path in inside else 0 for path in found_traces}
+            sizes |= dict.fromkeys(found_traces, 0)
+            sizes |= {path: blob.size for path, blob in zip(inside, blobs, strict=True)}
         prefix = f"{directory}/" if directory else ""
         found: dict[str, Entry] = {}
         for path, size in sizes.items():
@@ -162,7 +167,7 @@ class OciStore(ReadOnlyStore):
         if path.startswith("traces/"):
             if is_current or path not in self._traces:
                 await self._find_trace(path)
-            blob = self._traces.get(path)
+            blob = self._traces[path].blob if path in self._traces else None
         else:
             if self._tree is None or (is_current and path == TREE_JSON):
                 await self._resolve()
@@ -225,11 +230,16 @@ class OciStore(ReadOnlyStore):
         else:
             await self._read_trace(path, found)
 
-    async def _read_trace(self, path: str, manifest: Descriptor) -> None:
-        reference = self.reference.at(manifest.digest)
-        self._traces[path] = await self.client.ask(
-            lambda call: trace_blob(self.client.read_document(reference, call), self.url)
-        )
+    async def _read_trace(self, path: str, manifest: Descriptor) -> Descriptor:
+        """Return the blob of a trace; read its manifest unless it is known."""
+        known = self._traces.get(path)
+        if known is None or known.manifest != manifest.digest:
+            reference = self.reference.at(manifest.digest)
+            blob = await self.client.ask(
+                lambda call: trace_blob(self.client.read_document(reference, call), self.url)
+            )
+            known = self._traces[path] = _KnownTrace(manifest.digest, blob)
+        return known.blob
 
     # ---- one range, in a thread ------------------------------------------------------------------------------
 

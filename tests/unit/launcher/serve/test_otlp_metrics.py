@@ -15,9 +15,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from prometheus_client.core import Metric
 
 from bootseer.errors import UsageError
+from launcher.base.listen_address import parse_address
+from launcher.serve.access import Access
 from launcher.serve.metrics import StepTimes, collect
-from launcher.serve.options import OtlpOptions, find_otlp
-from launcher.serve.otlp_metrics import OtlpExport
+from launcher.serve.options import Options, OtlpOptions, find_otlp
+from launcher.serve.otlp_metrics import OtlpExport, SeriesStarts
+from launcher.serve.server import Server
 from tests.unit.launcher.serve.test_metrics import TREE, facts
 
 URL = "http://collector:4318"
@@ -96,9 +99,10 @@ def test_a_collector_gets_what_prometheus_gets() -> None:
     with collector() as server:
         found = sent_once(server)
     families = asyncio.run(known())
-    assert set(found) == {family.name for family in families}
+    names = {family.name: family.name + ("_info" if family.type == "info" else "") for family in families}
+    assert set(found) == set(names.values())
     for family in families:
-        metric = found[family.name]
+        metric = found[names[family.name]]
         kind = {"counter": "sum", "histogram": "histogram"}.get(family.type, "gauge")
         assert metric.WhichOneof("data") == kind
         assert metric.description == family.documentation
@@ -158,6 +162,7 @@ def test_a_job_that_cannot_be_asked_ends_nothing(capfd: pytest.CaptureFixture[st
         ("", {}, None),
         (URL, {}, f"{URL}/v1/metrics"),
         (f"{URL}/", {}, f"{URL}/v1/metrics"),
+        (f"{URL}?key=1", {}, f"{URL}/v1/metrics?key=1"),
         (f"{URL}/own/path", {}, f"{URL}/own/path"),
         ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": f"{URL}/base"}, f"{URL}/base/v1/metrics"),
         (
@@ -166,30 +171,73 @@ def test_a_job_that_cannot_be_asked_ends_nothing(capfd: pytest.CaptureFixture[st
             f"{URL}/x",
         ),
         (URL, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://y"}, f"{URL}/v1/metrics"),
+        (URL, {"OTEL_SDK_DISABLED": "true"}, f"{URL}/v1/metrics"),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_SDK_DISABLED": "True"}, None),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_METRICS_EXPORTER": "none"}, None),
     ],
 )
 def test_where_it_sends(option: str, environ: dict[str, str], expected: str | None) -> None:
-    found = find_otlp(option, environ)
-    assert (found and found.endpoint) == expected
+    found, warning = find_otlp(option, environ)
+    assert ((found and found.endpoint), warning) == (expected, "")
     if found is not None:
         assert (found.every_s, found.is_asked) == (60.0, bool(option))
 
 
 def test_the_interval_is_that_of_opentelemetry() -> None:
-    found = find_otlp(URL, {"OTEL_METRIC_EXPORT_INTERVAL": "5000"})
-    assert found is not None
-    assert found.every_s == 5.0
+    for text, every_s in (("5000", 5.0), ("1m", 60.0), ("10", 60.0)):
+        found, _ = find_otlp(URL, {"OTEL_METRIC_EXPORT_INTERVAL": text})
+        assert found is not None
+        assert found.every_s == every_s
+
+
+@pytest.mark.parametrize("option", ["collector:4318", "http://", "http://[::1", "http://h:99999", "unix:///x"])
+def test_a_flag_that_is_no_url_is_an_error(option: str) -> None:
+    with pytest.raises(UsageError, match=r"--otlp .*: give the URL of a collector"):
+        find_otlp(option, {})
 
 
 @pytest.mark.parametrize(
-    ("option", "environ", "words"),
+    ("environ", "words"),
     [
-        ("collector:4318", {}, "--otlp collector:4318: give the URL of a collector"),
-        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "grpc://c"}, "OTEL_EXPORTER_OTLP_ENDPOINT grpc://c: give the URL"),
-        (URL, {"OTEL_METRIC_EXPORT_INTERVAL": "1m"}, "OTEL_METRIC_EXPORT_INTERVAL=1m: give milliseconds"),
-        (URL, {"OTEL_METRIC_EXPORT_INTERVAL": "10"}, "from 1000 on"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT=collector:4317: no URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "PROTOCOL=grpc: only http"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_METRIC_EXPORT_INTERVAL": "1m"},
+            "INTERVAL=1m: give milliseconds",
+        ),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_METRIC_EXPORT_INTERVAL": "10"}, "from 1000 on"),
     ],
 )
-def test_what_cannot_be_configured(option: str, environ: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        find_otlp(option, environ)
+def test_variables_of_other_programs_are_no_error(environ: dict[str, str], words: str) -> None:
+    found, warning = find_otlp("", environ)
+    assert found is None
+    assert words in warning
+
+
+def test_no_sum_falls_without_a_new_start() -> None:
+    starts = SeriesStarts(100)
+    assert starts.find("restarts", {"run_id": "a"}, 5.0) == 100
+    starts.end_export(200)
+    assert starts.find("restarts", {"run_id": "a"}, 7.0) == 100
+    assert starts.find("restarts", {"run_id": "b"}, 1.0) == 200, "its job began after the last export"
+    starts.end_export(300)
+    assert starts.find("restarts", {"run_id": "a"}, 0.0) == 300, "a new job of that name"
+    starts.end_export(400)
+    assert starts.find("restarts", {"run_id": "a"}, 0.0) == 300
+    assert starts.find("restarts", {"run_id": "b"}, 1.0) == 400, "it was gone meanwhile"
+
+
+def test_an_exporter_that_cannot_be_made_ends_no_server(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "of_nobody")
+
+    async def serve() -> None:
+        address = parse_address("0")
+        otlp, _ = find_otlp(URL, {})
+        options = Options(address, Access(address, None), None, None, False, True, False, otlp)
+        server = await Server.start(options, {"BOOTSEER_RUNTIME": "/nowhere"})
+        await server.close()
+
+    asyncio.run(serve())
+    assert "metrics are not sent by OTLP: RuntimeError" in capfd.readouterr().err

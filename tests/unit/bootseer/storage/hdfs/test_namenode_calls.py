@@ -16,7 +16,7 @@ import pytest
 from bootseer import aio
 from bootseer.errors import NotFound, StorageTimeout, Unavailable
 from bootseer.storage.hdfs.webhdfs import CALL_THREADS, WebHdfs
-from bootseer.storage.hdfs.webhdfs_client import WebHdfsClient
+from bootseer.storage.hdfs.webhdfs_client import MAX_IDLE, WebHdfsClient
 from tests.support import wait_until
 
 STATUS = {"pathSuffix": "", "length": 7, "type": "FILE", "modificationTime": 1}
@@ -150,6 +150,95 @@ def test_what_must_not_happen_twice_is_not_sent_twice(call: str) -> None:
             else:
                 client.concat("/x", ["/a"])
         assert sum(call.upper() in line for line in server.requests) == 1
+
+
+@pytest.mark.parametrize("call", ["rename", "concat"])
+def test_the_other_namenode_is_not_asked_for_what_the_first_may_have_done(call: str) -> None:
+    """The first has done it and lost the connection: the other would answer that there is no such file."""
+
+    def answer(line: str, _connection: int, _count: int) -> tuple[int, bytes] | None:
+        return None if call.upper() in line else (200, OK)
+
+    with (
+        namenode(answer) as first,
+        namenode(lambda *_: (404, MISSING)) as other,
+        client_of(first.address, other.address) as client,
+    ):
+        with pytest.raises(Unavailable):
+            if call == "rename":
+                client.rename("/x", "/y", overwrite=False)
+            else:
+                client.concat("/x", ["/a"])
+        assert (len(first.requests), len(other.requests)) == (1, 0)
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["standby", "not_there"])
+def test_a_namenode_that_has_not_done_it_leaves_it_to_the_other(is_there: bool, free_port: int) -> None:
+    standby = json.dumps({"RemoteException": {"exception": "StandbyException", "message": "not here"}}).encode()
+    with (
+        namenode(lambda *_: (403, standby)) as first,
+        namenode(lambda *_: (200, b"{}")) as other,
+        client_of(first.address if is_there else f"127.0.0.1:{free_port}", other.address) as client,
+    ):
+        client.rename("/x", "/y", overwrite=False)
+        assert (len(first.requests), len(other.requests)) == (int(is_there), 1)
+
+
+def test_renames_leave_few_connections() -> None:
+    with namenode(lambda *_: (200, b"{}")) as server, client_of(server.address) as client:
+        for number in range(20):
+            client.rename(f"/x{number}", "/y", overwrite=False)
+        wait_until(lambda: server.ended >= 20 - MAX_IDLE, 10)
+        assert len(client._http._idle) == MAX_IDLE
+
+
+def test_addresses_of_ipv6() -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            connected, _ = listener.accept()
+            with connected:
+                connected.recv(4096)
+                connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(OK) + OK)
+
+        for address in (f"::1:{port}", f"[::1]:{port}"):
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with client_of(address) as client:
+                assert client.status("/x").size == 7
+            thread.join()
+
+
+def test_calls_in_the_queue_begin_when_those_before_them_are_abandoned() -> None:
+    has_begun, is_over = threading.Semaphore(0), threading.Event()
+
+    def answer(line: str, _connection: int, _count: int) -> tuple[int, bytes]:
+        if "hang" in line:
+            has_begun.release()
+            is_over.wait(20)
+        return 200, OK
+
+    with namenode(answer) as server, client_of(server.address, timeout_s=30.0) as client:
+        web = WebHdfs(client, timeout_s=30.0)
+
+        async def ask() -> None:
+            hung = [asyncio.ensure_future(web.status("/hang")) for _ in range(CALL_THREADS)]
+            for _ in hung:
+                assert await asyncio.to_thread(has_begun.acquire, True, 10)
+            queued = [asyncio.ensure_future(web.status("/x")) for _ in range(3)]
+            await asyncio.sleep(0)
+            for task in hung:
+                task.cancel()
+            async with asyncio.timeout(10):
+                assert [(await task).size for task in queued] == [7, 7, 7]
+
+        asyncio.run(ask())
+        is_over.set()
 
 
 def test_a_frozen_namenode_leaves_time_for_the_other() -> None:
