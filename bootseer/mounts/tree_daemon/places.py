@@ -186,7 +186,7 @@ class TreeDirectory:
         except OSError:
             return 0
         mounted = kernel.mounts()
-        own = os.path.join(os.path.realpath(self.folder), STATUS)
+        own = self.status
         top = {each.target: each for each in mounted}
         status = top.get(own)
         if status is None or not kernel.is_fuse(status):
