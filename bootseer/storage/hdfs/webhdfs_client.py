@@ -351,8 +351,10 @@ class WebHdfsClient:
         try:
             exchange = self._http.begin_call(method, netloc, target, wire, shown, is_fresh=is_once)
             content = exchange.read_all(MAX_ANSWER_BYTES)
-        except Unavailable as error:
-            if is_once and wire.held > held:
+        except StorageError as error:
+            if wire.held == held and not isinstance(error, Unavailable):
+                raise Unavailable(str(error)) from error  # it cannot be reached, for whatever reason
+            if is_once and isinstance(error, Unavailable) and wire.held > held:
                 raise _UnansweredError(error) from error
             raise
         return self._Reply(exchange.status, exchange.headers.get("Location", ""), content)

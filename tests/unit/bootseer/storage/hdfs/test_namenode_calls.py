@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from bootseer.errors import NotFound, StorageTimeout, Unavailable
 from bootseer.storage.hdfs.webhdfs import CALL_THREADS, WebHdfs
 from bootseer.storage.hdfs.webhdfs_client import MAX_IDLE, WebHdfsClient
 from tests.support import wait_until
+from tests.testing.registry import make_certificates
 
 STATUS = {"pathSuffix": "", "length": 7, "type": "FILE", "modificationTime": 1}
 OK = json.dumps({"FileStatus": STATUS}).encode()
@@ -184,6 +186,25 @@ def test_a_namenode_that_has_not_done_it_leaves_it_to_the_other(is_there: bool, 
         assert (len(first.requests), len(other.requests)) == (int(is_there), 1)
 
 
+def test_a_namenode_whose_certificate_is_not_trusted_leaves_it_to_the_other(tmp_path: Path) -> None:
+    """As any that cannot be reached: one of a pair may be set up wrongly."""
+    context = make_certificates(str(tmp_path)).server_context()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connected, _ = listener.accept()
+            with suppress(OSError), connected:
+                context.wrap_socket(connected, server_side=True)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        client = WebHdfsClient([address], user="ada", timeout_s=5.0, tls=True)
+        with pytest.raises(Unavailable, match="not trusted"):
+            client.status("/x")
+        thread.join()
+
+
 def test_renames_leave_few_connections() -> None:
     with namenode(lambda *_: (200, b"{}")) as server, client_of(server.address) as client:
         for number in range(20):
@@ -193,11 +214,11 @@ def test_renames_leave_few_connections() -> None:
 
 
 def test_addresses_of_ipv6() -> None:
-    try:
-        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    except OSError:
-        pytest.skip("no IPv6 here")
-    with listener:
+    with client_of("::1:9") as client, pytest.raises(Unavailable, match=r"webhdfs://::1:9/x: ::1:9: "):
+        client.status("/x")  # nobody is there, and maybe no IPv6: in any case the next NameNode can be asked
+    if not os.path.exists("/proc/net/if_inet6"):
+        return
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         port = listener.getsockname()[1]
 
         def serve() -> None:
